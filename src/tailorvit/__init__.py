@@ -1,0 +1,1 @@
+"""TailorViT: tailor a vision transformer to your data and your size budget."""

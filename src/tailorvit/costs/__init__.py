@@ -1,0 +1,8 @@
+"""What an architecture costs: parameters and MACs counted exactly, latency and memory measured; limits on any of them."""
+
+from tailorvit.costs.count import Counter
+from tailorvit.costs.limits import METRICS, Limits
+from tailorvit.costs.measure import Latency, measure_latency, measure_memory
+from tailorvit.costs.meter import Meter
+
+__all__ = ["METRICS", "Counter", "Latency", "Limits", "Meter", "measure_latency", "measure_memory"]

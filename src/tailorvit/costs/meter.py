@@ -1,0 +1,138 @@
+"""Meter: any cost of an architecture by name, remembered; and the questions limits ask of a space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from tailorvit import units
+from tailorvit.arch import Arch
+from tailorvit.costs.count import Counter
+from tailorvit.costs.limits import Limits, Metric
+from tailorvit.costs.measure import measure_latency, measure_memory
+from tailorvit.errors import InfeasibleError
+from tailorvit.rng import generator
+from tailorvit.space import Space
+
+T = TypeVar("T")
+Recall = Callable[[str, Arch], float | None]
+Record = Callable[[str, Arch, float], None]
+
+
+class Meter:
+    """Costs of architectures of one family under one set of shared settings, on one device.
+
+    Measured costs go through ``recall`` and ``record``, so that a resumed run decides with the figures it first saw.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        fixed: Mapping[str, Any],
+        limits: Limits | None = None,
+        device: str = "cpu",
+        batch: int = 1,
+        recall: Recall | None = None,
+        record: Record | None = None,
+    ) -> None:
+        self.counter = Counter(family, fixed)
+        self.limits = limits or Limits()
+        self.device, self.batch = device, batch
+        self._recall, self._record = recall, record
+        self._measured: dict[tuple[str, Arch], float] = {}
+
+    @classmethod
+    def for_space(cls, space: Space, limits: Limits | None = None, **rest: Any) -> Meter:
+        """A meter for the members of a space."""
+        return cls(space.family, dict(space.fixed), limits, **rest)
+
+    def cost(self, metric: Metric, arch: Arch) -> float:
+        """One cost: counted for params and MACs, measured once for latency (seconds) and memory (bytes)."""
+        if metric == "params":
+            return self.counter.params(arch)
+        if metric == "macs":
+            return self.counter.macs(arch)
+        key = (metric, arch)
+        if key not in self._measured:
+            value = self._recall(metric, arch) if self._recall else None
+            if value is None:
+                value = self._measure(metric, arch)
+                if self._record:
+                    self._record(metric, arch, value)
+            self._measured[key] = value
+        return self._measured[key]
+
+    def _measure(self, metric: str, arch: Arch) -> float:
+        family, frame = self.counter.family, self.counter.frame
+        model = family.build(frame, arch)
+        shape = (frame.channels, *frame.image_size)
+        if metric == "latency":
+            return measure_latency(model, shape, self.batch, self.device).median
+        return float(measure_memory(model, shape, self.batch, self.device))
+
+    def costs(self, arch: Arch) -> dict[str, float]:
+        """Parameters and MACs, and whatever else is limited."""
+        params, macs = self.counter.both(arch)
+        rest = {m: self.cost(m, arch) for m in self.limits.metrics if m not in ("params", "macs")}
+        return {"params": params, "macs": macs, **rest}
+
+    def problem(self, arch: Arch) -> str | None:
+        """The limit this architecture breaks, in words; cheap costs are asked first."""
+        for metric, low, high in self.limits:
+            broken = Limits(((metric, low, high),)).breaks({metric: self.cost(metric, arch)})
+            if broken:
+                return broken
+        return None
+
+    def fits(self, arch: Arch) -> bool:
+        """Whether the architecture keeps every limit."""
+        return self.problem(arch) is None
+
+    def below(self, arch: Arch) -> bool:
+        """Whether it lies strictly below every upper limit: S4's condition on the largest member of a space."""
+        return all(high is None or self.cost(metric, arch) < high for metric, _, high in self.limits)
+
+    def share(self, space: Space, n: int = 2000, seed: int = 0) -> float:
+        """The share of sampled members that keep the limits."""
+        rng = generator(seed, "share")
+        return sum(self.fits(space.sample(rng)) for _ in range(n)) / n
+
+    def require_feasible(self, space: Space, tries: int = 20_000) -> None:
+        """Raise, before any training, when no member can keep the limits, with the nearest figure there is."""
+        smallest, largest = space.smallest(), space.largest()
+        for metric, low, high in self.limits:
+            least, most = self.cost(metric, smallest), self.cost(metric, largest)
+            if high is not None and least > high:
+                raise InfeasibleError(
+                    f"No architecture of the space has {metric} <= {units.show(high, metric)}: "
+                    f"the smallest has {units.show(least, metric)}."
+                )
+            if low is not None and most < low:
+                raise InfeasibleError(
+                    f"No architecture of the space has {metric} >= {units.show(low, metric)}: "
+                    f"the largest has {units.show(most, metric)}."
+                )
+        if not self.limits or self.fits(smallest) or self.fits(largest):
+            return
+        rng = generator(0, "feasible")
+        tries = tries if set(self.limits.metrics) <= {"params", "macs"} else 50  # measuring is slow
+        for _ in range(tries):
+            if self.fits(space.sample(rng)):
+                return
+        raise InfeasibleError(
+            f"None of {tries} sampled architectures keeps {self.limits.describe()}; "
+            f"the smallest breaks it with {self.problem(smallest)}, the largest with {self.problem(largest)}."
+        )
+
+
+def largest_fitting(candidates: Iterable[T], fits: Callable[[T], bool]) -> T | None:
+    """The last of candidates in growing order that fits, stopping once several in a row do not."""
+    best, misses = None, 0
+    for candidate in candidates:
+        if fits(candidate):
+            best, misses = candidate, 0
+        else:
+            misses += 1
+            if misses >= 8:
+                break
+    return best

@@ -1,0 +1,1 @@
+"""Layers whose size is chosen at call time, sliced or masked."""

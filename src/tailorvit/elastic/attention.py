@@ -1,0 +1,44 @@
+"""Elastic multi-head attention with AutoFormer's relative position; heads are a prefix, their width never changes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailorvit.elastic.layers import Linear
+from tailorvit.elastic.slicing import Width, prefix
+from tailorvit.plain.relative import Execution, Places, Tables, attend, table_rows
+
+
+class Attention(nn.Module):
+    """Weights are kept as (3, heads, head_dim, width) so that head j is the same rows in every sub-network."""
+
+    def __init__(
+        self, width: int, heads: int, head_dim: int, bias: bool, reach: int | None, places: Places, execution: Execution
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.places, self.execution = head_dim, places, execution
+        self.qkv_weight = nn.Parameter(torch.empty(3, heads, head_dim, width))
+        self.qkv_bias = nn.Parameter(torch.empty(3, heads, head_dim)) if bias else None
+        self.proj = Linear(heads * head_dim, width)
+        self.reach = reach
+        if reach is not None:
+            for name in Tables._fields:
+                self.register_parameter(f"rel_{name}", nn.Parameter(torch.empty(table_rows(reach), head_dim)))
+
+    def tables(self) -> Tables | None:
+        """The four relative-position tables, which no sub-network slices."""
+        return None if self.reach is None else Tables(*(getattr(self, f"rel_{n}") for n in Tables._fields))
+
+    def forward(self, x: Tensor, width: Width, heads: Width, inner: Width) -> Tensor:
+        """(..., N, width) to (..., N, width); ``inner`` is heads * head_dim, masked callers zero the output."""
+        weight = prefix(self.qkv_weight, None, heads, None, width).flatten(0, 2)
+        bias = None if self.qkv_bias is None else prefix(self.qkv_bias, None, heads).flatten()
+        qkv = F.linear(x, weight, bias).unflatten(-1, (3, -1, self.head_dim))
+        lead = x.shape[:-2]
+        q, k, v = qkv.flatten(0, -5).permute(2, 0, 3, 1, 4).unbind(0)
+        out = attend(q, k, v, self.tables(), self.places, self.head_dim**-0.5, self.execution)
+        out = inner.keep(out.transpose(1, 2).flatten(2).unflatten(0, lead))
+        projected: Tensor = self.proj(out, inner, width)
+        return projected

@@ -1,0 +1,41 @@
+"""The slicing rule: the only place that says which entries of a super-tensor a narrower layer uses.
+
+A width is chosen at call time in one of two ways. *Sliced*: ``Width(n)`` cuts weights to their first n entries, the
+least arithmetic. *Masked*: the width carries a 0/1 mask per architecture; every tensor keeps its largest shape and
+activations outside the mask are multiplied by zero, so one static graph serves every architecture and several
+architectures run in one call. Masked activations are (archs, batch, tokens, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Width:
+    """How much of an axis is in use: the first ``size`` entries, or those where ``mask`` is one."""
+
+    size: int  # sliced: entries in use; masked: entries there are
+    mask: Tensor | None = None  # (archs, 1, 1, size)
+    count: Tensor | None = None  # (archs, 1, 1, 1): entries in use
+
+    @classmethod
+    def masked(cls, used: Sequence[int], size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Width:
+        """One mask row per architecture."""
+        count = torch.tensor(used, device=device).view(-1, 1, 1, 1)
+        mask = torch.arange(size, device=device).view(1, 1, 1, -1) < count
+        return cls(size, mask.to(dtype), count.to(dtype))
+
+    def keep(self, x: Tensor) -> Tensor:
+        """Zero what is not in use (nothing to do when sliced: it is not there)."""
+        return x if self.mask is None else x * self.mask.to(x.dtype)
+
+
+def prefix(tensor: Tensor, *widths: Width | None) -> Tensor:
+    """The entries a narrower layer uses: a prefix of every axis that has a width; None keeps an axis whole."""
+    cut = tuple(slice(None) if w is None else slice(w.size) for w in widths)
+    return tensor[cut]

@@ -1,0 +1,59 @@
+"""What a family offers to the rest of the house: one record, filled at the end of the family's file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from tailorvit.arch import Arch
+from tailorvit.elastic.slicing import Width
+from tailorvit.space import Space
+
+
+class Layer(NamedTuple):
+    """One row of the layer inventory."""
+
+    part: str
+    params: int
+    macs: int
+
+
+class Named(NamedTuple):
+    """A published architecture with the settings it was published with."""
+
+    arch: Arch
+    fixed: Mapping[str, Any]
+    source: str
+
+
+class Elastic(Protocol):
+    """A supernet: one network in which every architecture of a space lives."""
+
+    def __call__(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor: ...
+
+    def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
+        """Per parameter name, the prefix an architecture uses; parameters of skipped blocks are absent."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The entry record of a family."""
+
+    name: str
+    summary: str
+    paper: str
+    frame: Callable[[Mapping[str, Any]], Any]  # checks the shared settings and types them
+    arch: Callable[[Mapping[str, Any]], Arch]  # checks an architecture written by hand
+    segments: Callable[[Arch], Sequence[Hashable]]  # an arch as a list of parts that repeat between archs
+    layers: Callable[[Any, Hashable], Sequence[Layer]]  # the inventory of one such part
+    supernet: Callable[..., nn.Module]  # (space, drop_path, execution) -> elastic network
+    build: Callable[..., nn.Module]  # (frame, arch, drop_path, execution) -> plain network
+    extract: Callable[[nn.Module, Arch], nn.Module]  # elastic network -> plain network with its own weights
+    spaces: Mapping[str, Space]
+    archs: Mapping[str, Named]
+    auto: Callable[[Mapping[str, Any]], Iterator[Space]]  # spaces of the usual shape, from small to large
+    baseline: Callable[[Mapping[str, Any]], Iterator[Arch]]  # hand-designed networks, from small to large
+    readings: Mapping[str, Callable[[Any, Arch], int]] = field(default_factory=dict)  # other counts, by name

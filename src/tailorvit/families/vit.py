@@ -1,0 +1,292 @@
+"""ViT with per-block heads and MLP ratios: the AutoFormer, S4 and TF-TAS (AutoFormer part) search spaces.
+
+AutoFormer: Searching Transformers for Visual Recognition (ICCV 2021); S4: size-aware space exploration; TF-TAS:
+Training-free Transformer Architecture Search (CVPR 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tailorvit.arch import Arch
+from tailorvit.elastic.attention import Attention
+from tailorvit.elastic.layers import LayerNorm, Linear, Mlp, PatchEmbed, drop_path
+from tailorvit.elastic.slicing import Width, prefix
+from tailorvit.errors import TailorError
+from tailorvit.families.base import Family, Layer
+from tailorvit.families.vit_named import ARCHS, SPACES, auto_space, baseline, vit_arch
+from tailorvit.families.vit_readings import READINGS
+from tailorvit.plain.relative import Execution, Places, fused_width, table_rows
+from tailorvit.plain.vit import Frame, PlainViT, initialise
+from tailorvit.space import Space
+
+# -- modules ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """The widths of one block for one call; ``gate`` is 0 where an architecture skips the block (masked only)."""
+
+    heads: Width
+    inner: Width
+    hidden: Width
+    gate: Tensor | None = None
+
+
+class Block(nn.Module):
+    """Pre-norm block whose widths come with the call."""
+
+    def __init__(
+        self, frame: Frame, places: Places, embed: int, heads: int, hidden: int, rate: float, execution: Execution
+    ) -> None:
+        super().__init__()
+        reach = frame.reach if frame.relative else None
+        self.rate = rate
+        self.norm1 = LayerNorm(embed, frame.eps)
+        self.attn = Attention(embed, heads, frame.head_dim, frame.qkv_bias, reach, places, execution)
+        self.norm2 = LayerNorm(embed, frame.eps)
+        self.mlp = Mlp(embed, hidden)
+
+    def _branch(self, x: Tensor, embed: Width, gate: Tensor | None) -> Tensor:
+        x = drop_path(x, self.rate, self.training)
+        if embed.mask is None:
+            return x
+        return x * (embed.mask if gate is None else embed.mask * gate).to(x.dtype)
+
+    def forward(self, x: Tensor, embed: Width, plan: BlockPlan) -> Tensor:
+        """(..., N, embed) to (..., N, embed)."""
+        x = x + self._branch(self.attn(self.norm1(x, embed), embed, plan.heads, plan.inner), embed, plan.gate)
+        out: Tensor = x + self._branch(self.mlp(self.norm2(x, embed), embed, plan.hidden), embed, plan.gate)
+        return out
+
+
+# -- model --------------------------------------------------------------------------------------------------------------
+
+
+class ElasticViT(nn.Module):
+    """The supernet and every sub-network: ``model(x, arch)``; no arch means the largest."""
+
+    def __init__(self, space: Space, drop_path: float = 0.0, execution: Execution = "fused") -> None:
+        super().__init__()
+        self.space, self.frame = space, frame_of(dict(space.fixed))
+        largest = space.largest()
+        self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))
+        self.heads = int(max(largest.many("heads")))
+        self.hidden = int(self.embed * max(largest.many("mlp")))
+        places = Places(self.frame.grid, self.frame.reach, self.frame.head_dim)
+        # Rates belong to the absolute block index, so a block keeps its rate in every sub-network.
+        rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
+        self.patch_embed = PatchEmbed(self.frame.channels, self.frame.patch, self.embed)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, self.embed))
+        self.pos_embed = nn.Parameter(torch.empty(1, self.frame.tokens, self.embed)) if self.frame.absolute else None
+        self.blocks = nn.ModuleList(
+            Block(self.frame, places, self.embed, self.heads, self.hidden, rate, execution) for rate in rates
+        )
+        self.norm = LayerNorm(self.embed, self.frame.eps)
+        self.head = Linear(self.embed, self.frame.classes)
+        initialise(self)
+        conv = nn.Conv2d(self.frame.channels, self.embed, self.frame.patch)  # torch's own start for the patch weights
+        self.patch_embed.weight.data.copy_(conv.weight.data)
+        self.patch_embed.bias.data.copy_(conv.bias.data if conv.bias is not None else 0)
+
+    def plan(self, archs: Sequence[Arch], masked: bool) -> tuple[Width, list[BlockPlan]]:
+        """Widths for one call: exact prefixes for one arch, or masks for one or many."""
+        dim = self.frame.head_dim
+        if not masked:
+            (arch,) = archs
+            embed = int(arch.one("embed"))
+            return Width(embed), [
+                BlockPlan(Width(int(h)), Width(int(h) * dim), Width(int(embed * m)))
+                for h, m in zip(arch.many("heads"), arch.many("mlp"), strict=True)
+            ]
+        device = self.cls_token.device
+        embeds = [int(a.one("embed")) for a in archs]
+        blocks = []
+        for i in range(len(self.blocks)):
+            live = [i < len(a.many("heads")) for a in archs]
+            heads = [int(a.many("heads")[i]) if on else 0 for a, on in zip(archs, live, strict=True)]
+            hidden = [int(e * a.many("mlp")[i]) if on else 0 for a, e, on in zip(archs, embeds, live, strict=True)]
+            gate = None if all(live) else torch.tensor(live, device=device, dtype=torch.float32).view(-1, 1, 1, 1)
+            blocks.append(
+                BlockPlan(
+                    Width(self.heads),
+                    Width.masked([h * dim for h in heads], self.heads * dim, device),
+                    Width.masked(hidden, self.hidden, device),
+                    gate,
+                )
+            )
+        return Width.masked(embeds, self.embed, device), blocks
+
+    def forward(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor:
+        """Logits (B, classes) of one arch, or (archs, B, classes) of several at once (always masked).
+
+        With several archs, x is shared (B, C, H, W) or comes in one group per arch (archs, B, C, H, W).
+        """
+        single = arch is None or isinstance(arch, Arch)
+        archs = [arch if isinstance(arch, Arch) else self.space.largest()] if single else list(arch)  # type: ignore[arg-type]
+        masked = masked or not single
+        embed, blocks = self.plan(archs, masked)
+        x = embed.keep(self.patch_embed(x if not masked or x.dim() == 5 else x[None], embed))
+        x = x.expand(len(archs), *x.shape[1:]) if masked else x
+        token = embed.keep(prefix(self.cls_token, None, None, embed)).expand(*x.shape[:-2], 1, -1)
+        x = torch.cat([token.to(x.dtype), x], -2)
+        if self.pos_embed is not None:
+            x = x + embed.keep(prefix(self.pos_embed, None, None, embed))
+        for block, plan in zip(self.blocks, blocks, strict=False):  # a shallower arch uses the first blocks
+            x = block(x, embed, plan)
+        x = self.norm(x, embed)
+        x = x[..., 1:, :].mean(-2) if self.frame.pool == "gap" else x[..., 0, :]
+        logits: Tensor = self.head(x, embed, None)
+        return logits.squeeze(0) if masked and single else logits
+
+    def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
+        """Per parameter, the prefix this arch uses."""
+        d, blocks = self.plan([arch], masked=False)
+        used: dict[str, tuple[Width | None, ...]] = {
+            "patch_embed.weight": (d,),
+            "patch_embed.bias": (d,),
+            "cls_token": (None, None, d),
+            "pos_embed": (None, None, d),
+            "norm.weight": (d,),
+            "norm.bias": (d,),
+            "head.weight": (None, d),
+            "head.bias": (),
+        }
+        for i, plan in enumerate(blocks):
+            here: dict[str, tuple[Width | None, ...]] = {
+                **{f"norm{n}.{leaf}": (d,) for n in (1, 2) for leaf in ("weight", "bias")},
+                "attn.qkv_weight": (None, plan.heads, None, d),
+                "attn.qkv_bias": (None, plan.heads),
+                "attn.proj.weight": (d, plan.inner),
+                "attn.proj.bias": (d,),
+                **{f"attn.rel_{axis}_{way}": () for axis in ("key", "value") for way in ("v", "h")},
+                "mlp.fc1.weight": (plan.hidden, d),
+                "mlp.fc1.bias": (plan.hidden,),
+                "mlp.fc2.weight": (d, plan.hidden),
+                "mlp.fc2.bias": (d,),
+            }
+            used.update({f"blocks.{i}.{k}": v for k, v in here.items()})
+        names = dict(self.named_parameters())
+        return {k: v for k, v in used.items() if k in names}
+
+
+def build(frame: Frame, arch: Arch, drop_path: Any = 0.0, execution: Execution = "fused") -> PlainViT:
+    """The plain network of an architecture, freshly initialised."""
+    heads = [int(h) for h in arch.many("heads")]
+    return PlainViT(frame, int(arch.one("embed")), heads, arch.many("mlp"), drop_path, execution)
+
+
+def extract(model: nn.Module, arch: Arch) -> PlainViT:
+    """The plain network that holds this architecture's slice of the supernet's weights."""
+    assert isinstance(model, ElasticViT)
+    first = next(iter(model.blocks), None)
+    execution = first.attn.execution if isinstance(first, Block) else "fused"
+    rates = [b.rate for b in model.blocks if isinstance(b, Block)][: len(arch.many("heads"))]
+    plain = build(model.frame, arch, rates, execution).to(model.cls_token.device)
+    weights = dict(model.named_parameters())
+    state = {}
+    for name, widths in model.slices(arch).items():
+        weight = prefix(weights[name].detach(), *widths)
+        if name.endswith(("qkv_weight", "qkv_bias")):
+            weight = weight.flatten(0, 2)
+        for ours, theirs in (("patch_embed.", "patch_embed.proj."), ("qkv_", "qkv.")):
+            name = name.replace(ours, theirs)
+        state[name] = weight.clone()
+    plain.load_state_dict(state)
+    return plain
+
+
+# -- layer inventory ----------------------------------------------------------------------------------------------------
+
+
+def segments(arch: Arch) -> list[Hashable]:
+    """Stem, one entry per block, head; equal entries cost the same, so totals are sums of remembered parts."""
+    embed = arch.one("embed")
+    return [("stem", embed), *((embed, h, m) for h, m in zip(arch.many("heads"), arch.many("mlp"))), ("head", embed)]
+
+
+def layers(frame: Frame, segment: Any, relative: str = "factored") -> list[Layer]:
+    """Exact parameters and MACs of one segment; ``relative`` picks whose execution of relative position is counted."""
+    n, tokens = frame.tokens - 1, frame.tokens
+    if segment[0] == "stem":
+        d = int(segment[1])
+        pixels = frame.channels * frame.patch**2
+        return [
+            Layer("patch_embed", (pixels + 1) * d, pixels * n * d),
+            Layer("cls_token", d, 0),
+            Layer("pos_embed", tokens * d if frame.absolute else 0, 0),
+        ]
+    if segment[0] == "head":
+        d = int(segment[1])
+        return [Layer("norm", 2 * d, 0), Layer("head", frame.classes * (d + 1), frame.classes * d)]
+    d, heads, hidden = int(segment[0]), int(segment[1]), int(segment[0] * segment[2])
+    q, rows = heads * frame.head_dim, table_rows(frame.reach)
+    high, wide = frame.grid
+    attention = 2 * tokens**2 * q
+    position = {
+        "none": 0,
+        "factored": 4 * tokens * q * rows,
+        "dense": 2 * tokens**2 * q,
+        # the widened attention instead of the narrow one, plus the products with row, column and class tables
+        "fused": 2 * tokens**2 * heads * fused_width(frame.head_dim, frame.grid)
+        - attention
+        + q * n * (2 * high + 2 * wide + 1),
+    }[relative if frame.relative else "none"]
+    return [
+        Layer("blocks.norm", 4 * d, 0),
+        Layer("blocks.attn.qkv", 3 * q * d + (3 * q if frame.qkv_bias else 0), 3 * tokens * d * q),
+        Layer("blocks.attn", 0, attention),
+        Layer("blocks.attn.relative", 4 * rows * frame.head_dim if frame.relative else 0, position),
+        Layer("blocks.attn.proj", q * d + d, tokens * d * q),
+        Layer("blocks.mlp.fc1", hidden * d + hidden, tokens * d * hidden),
+        Layer("blocks.mlp.fc2", hidden * d + d, tokens * d * hidden),
+    ]
+
+
+# -- entry record -------------------------------------------------------------------------------------------------------
+
+
+def frame_of(fixed: Mapping[str, Any]) -> Frame:
+    """Type and check the shared settings."""
+    known = {f.name for f in fields(Frame)}
+    for key in sorted(set(fixed) - known):
+        raise TailorError(f"The vit family has no setting '{key}'; known: {', '.join(sorted(known))}.")
+    size = fixed.get("image_size", Frame.image_size)
+    size = (size, size) if isinstance(size, int) else tuple(size)
+    frame = Frame(**{**fixed, "image_size": size})
+    for name in ("patch", "channels", "classes", "head_dim"):
+        if not isinstance(getattr(frame, name), int) or getattr(frame, name) < 1:
+            raise TailorError(f"The vit setting '{name}' must be a positive whole number, not {getattr(frame, name)}.")
+    if len(size) != 2 or any(not isinstance(s, int) or s < frame.patch or s % frame.patch for s in size):
+        raise TailorError(f"A vit needs image sides that are multiples of the patch {frame.patch}, not {list(size)}.")
+    if frame.pool not in ("gap", "cls"):
+        raise TailorError(f"The vit setting 'pool' must be gap or cls, not '{frame.pool}'.")
+    return frame
+
+
+def _counted(relative: str) -> Callable[[Frame, Arch], int]:
+    return lambda frame, arch: sum(row.macs for s in segments(arch) for row in layers(frame, s, relative))
+
+
+VIT = Family(
+    name="vit",
+    summary="ViT with elastic depth, width, heads and MLP ratio; 2-D relative position on keys and values",
+    paper="AutoFormer (ICCV 2021), S4, TF-TAS (CVPR 2022)",
+    frame=frame_of,
+    arch=lambda data: vit_arch(**{k: v for k, v in data.items() if k != "family"}),
+    segments=segments,
+    layers=layers,
+    supernet=ElasticViT,
+    build=build,
+    extract=extract,
+    spaces=SPACES,
+    archs=ARCHS,
+    auto=auto_space,
+    baseline=baseline,
+    readings={**{f"macs_{r}": _counted(r) for r in ("none", "factored", "dense", "fused")}, **READINGS},
+)

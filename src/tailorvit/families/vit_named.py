@@ -1,0 +1,141 @@
+"""Named spaces and architectures of the ViT family, and the shapes tried when a budget is given instead of a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tailorvit.arch import Arch, Value
+from tailorvit.errors import TailorError
+from tailorvit.families.base import Named
+from tailorvit.space import Dim, Space
+
+
+def vit_arch(
+    embed: int,
+    heads: Value | Sequence[Value],
+    mlp: Value | Sequence[Value],
+    depth: int | None = None,
+    **unknown: Any,
+) -> Arch:
+    """An architecture written by hand: one number for all blocks, or one per block."""
+    for key in unknown:
+        raise TailorError(f"A vit architecture has no gene '{key}'; it has depth, embed, heads and mlp.")
+    lists = [v for v in (heads, mlp) if isinstance(v, Sequence)]
+    depth = depth if depth is not None else (len(lists[0]) if lists else 0)
+    genes = {n: list(v) if isinstance(v, Sequence) else [v] * depth for n, v in (("heads", heads), ("mlp", mlp))}
+    for name, values in genes.items():
+        if len(values) != depth or depth < 1:
+            raise TailorError(f"A vit of depth {depth} needs {depth} values of '{name}', not {len(values)}.")
+    arch = Arch("vit", depth=depth, embed=embed, **genes)
+    whole = (arch.one("embed"), *arch.many("heads"))
+    if any(not isinstance(v, int) or v < 1 for v in whole) or min(arch.many("mlp")) <= 0:
+        raise TailorError("A vit needs whole positive embed and heads, and positive MLP ratios.")
+    return arch
+
+
+def _space(
+    depth: Sequence[Value], mlp: Sequence[Value], heads: Sequence[Value], embed: Sequence[Value], **fixed: Any
+) -> Space:
+    """Dimensions in S4's order: depth, ratio, heads, embed; each sequence is (low, high, step)."""
+    dims = (
+        Dim.span("depth", *depth, minimum=1),
+        Dim.span("mlp", *mlp, scope="block", minimum=0.5),
+        Dim.span("heads", *heads, scope="block", minimum=1),
+        Dim.span("embed", *embed, minimum=embed[2]),
+    )
+    return Space("vit", dims, tuple(fixed.items()))
+
+
+_PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "head_dim": 64, "reach": 14, "eps": 1e-5}
+_DEIT: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "relative": False, "pool": "cls", "eps": 1e-6}
+
+
+def _small(size: int, patch: int, head_dim: int) -> dict[str, Any]:
+    return {"image_size": (size, size), "patch": patch, "head_dim": head_dim, "reach": size // patch - 1, "eps": 1e-6}
+
+
+SPACES: Mapping[str, Space] = {
+    "autoformer-t": _space((12, 14, 1), (3.5, 4, 0.5), (3, 4, 1), (192, 240, 24), **_PAPER),
+    "autoformer-s": _space((12, 14, 1), (3, 4, 0.5), (5, 7, 1), (320, 448, 64), **_PAPER),
+    "autoformer-b": _space((14, 16, 1), (3, 4, 0.5), (9, 10, 1), (528, 624, 48), **_PAPER),
+    "autoformer-t-wide": _space((12, 14, 1), (3, 4, 0.5), (3, 4, 1), (192, 240, 24), **_PAPER),
+    "autoformer-b-wide": _space((14, 16, 1), (3, 4, 0.5), (8, 10, 1), (528, 624, 48), **_PAPER),
+    "s4-vit": _space((12, 14, 1), (3.5, 4, 0.5), (2, 14, 2), (336, 384, 24), **_PAPER),
+    "vit-8px": _space((3, 5, 1), (2, 3, 0.5), (2, 4, 1), (40, 56, 8), classes=10, channels=1, **_small(8, 2, 16)),
+    "vit-32px": _space((6, 8, 1), (3, 4, 0.5), (2, 4, 1), (96, 128, 16), classes=10, **_small(32, 4, 32)),
+    "vit-64px": _space((8, 10, 1), (3, 4, 0.5), (3, 5, 1), (144, 192, 24), classes=200, **_small(64, 8, 32)),
+}
+
+
+def _named(source: str, fixed: Mapping[str, Any], embed: int, mlp: str, heads: str) -> Named:
+    ratios = [float(v) for v in mlp.split()]
+    counts = [int(v) for v in heads.split()]
+    return Named(vit_arch(embed, counts, ratios), {"classes": 1000, **fixed}, source)
+
+
+def _deit(embed: int, heads: int) -> Named:
+    return Named(vit_arch(embed, heads, 4, 12), {"classes": 1000, **_DEIT}, "DeiT (hand-designed)")
+
+
+ARCHS: Mapping[str, Named] = {
+    "autoformer-t": _named(
+        "AutoFormer", _PAPER, 192, "3.5 3.5 3 3.5 3 3 4 4 3.5 4 3.5 4 3.5", "3 3 3 3 3 3 3 3 3 3 4 3 3"
+    ),
+    "autoformer-s": _named("AutoFormer", _PAPER, 384, "3 3.5 3 3.5 4 4 4 4 4 4 4 3.5 4", "6 6 5 7 5 5 5 6 6 7 7 6 7"),
+    "autoformer-b": _named(
+        "AutoFormer", _PAPER, 576, "3.5 3.5 4 3.5 4 3.5 3.5 3 4 4 3 4 3 3.5", "9 9 9 9 9 10 9 9 10 9 10 9 9 10"
+    ),
+    "tftas-ti": _named(
+        "TF-TAS Table B", _PAPER, 192, "3.5 4 3.5 3.5 4 3.5 3.5 4 4 4 4 4 3.5", "4 3 3 3 3 4 4 3 3 3 4 3 3"
+    ),
+    "tftas-s": _named(
+        "TF-TAS Table B", _PAPER, 384, "4 4 4 3 4 3 3 3.5 4 3.5 3.5 4 3 3.5", "6 6 6 6 7 6 5 7 5 5 5 7 6 7"
+    ),
+    "tftas-b": _named(
+        "TF-TAS Table B",
+        _PAPER,
+        576,
+        "4 4 4 3.5 3 3 3 4 3 3 3.5 4 3.5 4 3",
+        "9 10 10 10 10 9 10 9 9 10 9 9 9 10 9",
+    ),
+    "tftas-ti-yaml": _named(
+        "TF-TAS released file", _PAPER, 192, "3.5 4 3.5 3.5 4 3.5 3.5 3.5 4 4 4 4 3.5", "4 3 3 3 3 4 4 3 3 3 4 3 3"
+    ),
+    "deit-ti": _deit(192, 3),
+    "deit-s": _deit(384, 6),
+    "deit-b": _deit(768, 12),
+}
+
+
+def _depth_for(embed: int, most: int) -> int:
+    """Blocks for a width: DeiT-Ti's sixteen channels a block, between two and ``most``."""
+    return max(2, min(most, round(embed / 16)))
+
+
+def _widths() -> Iterator[int]:
+    """Widths to try, finely spaced where a channel matters and kernel-friendly where it does not."""
+    embed = 8
+    while embed <= 2048:
+        yield embed
+        embed += 2 if embed < 96 else 4 if embed < 192 else 8
+
+
+def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
+    """Spaces around the usual shape of a ViT, from small to large; the last that fits a budget is the one to start in."""
+    head_dim = int(fixed["head_dim"])
+    for embed in _widths():
+        step = max(2, round(embed / 8 / 4) * 4) if embed >= 24 else 2
+        depth = _depth_for(embed, 12) + 1
+        heads = max(1, round(embed / head_dim)) + 1
+        low_depth, low_heads = max(1, depth - 2), max(1, heads - 2)
+        yield _space(
+            (low_depth, depth, 1), (3, 4, 0.5), (low_heads, heads, 1), (embed - 2 * step, embed, step), **fixed
+        )
+
+
+def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
+    """Hand-designed ViTs from small to large: uniform blocks, MLP ratio 4, heads times head width near the width."""
+    head_dim = int(fixed["head_dim"])
+    for embed in _widths():
+        yield vit_arch(embed, max(1, round(embed / head_dim)), 4, _depth_for(embed, 12))

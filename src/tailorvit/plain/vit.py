@@ -1,0 +1,204 @@
+"""Plain vision transformer with per-block heads and MLP ratios; names as in timm, so DeiT weights load as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tailorvit.plain.relative import Execution, Grid, Places, Tables, attend, attention_weights, table_rows
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What every member of a ViT space shares."""
+
+    image_size: tuple[int, int] = (224, 224)
+    patch: int = 16
+    channels: int = 3
+    classes: int = 1000
+    head_dim: int = 64
+    relative: bool = True  # AutoFormer's 2-D relative position on keys and values
+    reach: int = 14  # largest offset the tables tell apart
+    absolute: bool = True
+    pool: Literal["gap", "cls"] = "gap"
+    qkv_bias: bool = True
+    eps: float = 1e-6
+
+    @property
+    def grid(self) -> Grid:
+        """Patches down and across."""
+        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
+
+    @property
+    def tokens(self) -> int:
+        """Patches plus the class token."""
+        return self.grid[0] * self.grid[1] + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+class DropPath(nn.Module):
+    """Drop a residual branch per sample and rescale the rest."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Identity in evaluation."""
+        if not self.training or self.rate == 0:
+            return x
+        keep = 1 - self.rate
+        mask = torch.empty(x.shape[0], *[1] * (x.dim() - 1), device=x.device, dtype=x.dtype).bernoulli_(keep)
+        return x * mask / keep
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches to tokens."""
+
+    def __init__(self, frame: Frame, embed: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(frame.channels, embed, frame.patch, frame.patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, n, embed)."""
+        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
+        return out
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose inner width is heads * head_dim, free of the embedding width."""
+
+    def __init__(self, frame: Frame, places: Places, embed: int, heads: int, execution: Execution) -> None:
+        super().__init__()
+        self.heads, self.places, self.execution = heads, places, execution
+        self.scale = frame.head_dim**-0.5
+        width = heads * frame.head_dim
+        self.qkv = nn.Linear(embed, 3 * width, bias=frame.qkv_bias)
+        self.proj = nn.Linear(width, embed)
+        self.relative = frame.relative
+        if frame.relative:
+            for name in Tables._fields:
+                rows = table_rows(frame.reach)
+                self.register_parameter(f"rel_{name}", nn.Parameter(torch.empty(rows, frame.head_dim)))
+
+    def _tables(self) -> Tables | None:
+        return Tables(*(getattr(self, f"rel_{n}") for n in Tables._fields)) if self.relative else None
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, embed) to (B, N, embed)."""
+        q, k, v = self._split(x)
+        out = attend(q, k, v, self._tables(), self.places, self.scale, self.execution)
+        out = self.proj(out.transpose(1, 2).flatten(2))
+        return out
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The attention maps (B, heads, N, N) for an input of the block."""
+        q, k, _ = self._split(x)
+        return attention_weights(q, k, self._tables(), self.places, self.scale)
+
+
+class Mlp(nn.Module):
+    """Two linear layers around a GELU."""
+
+    def __init__(self, embed: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(embed, hidden), nn.GELU(), nn.Linear(hidden, embed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape out as in."""
+        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(
+        self, frame: Frame, places: Places, embed: int, heads: int, ratio: float, drop: float, execution: Execution
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(embed, frame.eps)
+        self.attn = Attention(frame, places, embed, heads, execution)
+        self.norm2 = nn.LayerNorm(embed, frame.eps)
+        self.mlp = Mlp(embed, int(embed * ratio))
+        self.drop_path = DropPath(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, embed) to (B, N, embed)."""
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        out: Tensor = x + self.drop_path(self.mlp(self.norm2(x)))
+        return out
+
+
+class PlainViT(nn.Module):
+    """A ViT of one fixed architecture."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        embed: int,
+        heads: Sequence[int],
+        mlp: Sequence[float],
+        drop_path: Sequence[float] | float = 0.0,
+        execution: Execution = "fused",
+    ) -> None:
+        super().__init__()
+        self.frame, depth = frame, len(heads)
+        rates = (
+            [drop_path * i / max(depth - 1, 1) for i in range(depth)]
+            if isinstance(drop_path, int | float)
+            else list(drop_path)
+        )
+        places = Places(frame.grid, frame.reach, frame.head_dim)
+        self.patch_embed = PatchEmbed(frame, embed)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed))
+        self.pos_embed = nn.Parameter(torch.empty(1, frame.tokens, embed)) if frame.absolute else None
+        self.blocks = nn.ModuleList(
+            Block(frame, places, embed, h, m, r, execution) for h, m, r in zip(heads, mlp, rates, strict=True)
+        )
+        self.norm = nn.LayerNorm(embed, frame.eps)
+        self.head = nn.Linear(embed, frame.classes)
+        initialise(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Normalised tokens (B, N, embed), class token first."""
+        x = self.patch_embed(x)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
+        if self.pos_embed is not None:
+            x = x + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.norm(x)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        tokens = self.features(x)
+        pooled = tokens[:, 1:].mean(1) if self.frame.pool == "gap" else tokens[:, 0]
+        out: Tensor = self.head(pooled)
+        return out
+
+
+def initialise(model: nn.Module) -> None:
+    """Truncated normal 0.02 for linear weights, tables, tokens and positions; zero biases; convolutions as torch does."""
+    for name, parameter in model.named_parameters():
+        leaf = name.rsplit(".", 1)[-1]
+        if "patch_embed" in name:
+            continue
+        if leaf.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif "norm" in name:
+            nn.init.ones_(parameter)
+        else:
+            nn.init.trunc_normal_(parameter, std=0.02)

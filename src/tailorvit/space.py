@@ -1,0 +1,344 @@
+"""Space: the choices per dimension, and every way to draw, vary and move architectures inside it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+from tailorvit.arch import Arch, Gene, Value, number
+from tailorvit.errors import TailorError
+
+Scope = Literal["global", "stage", "block"]
+SCOPES: tuple[Scope, ...] = ("global", "stage", "block")
+
+
+def _plus(value: Value, steps: int, step: Value) -> Value:
+    """value + steps*step without binary drift: 3.1 + 2*0.1 is 3.3."""
+    return number(Fraction(str(value)) + steps * Fraction(str(step)))
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension: its choices, who shares a value (scope), how far one space move shifts it."""
+
+    name: str
+    choices: tuple[Value, ...]
+    scope: Scope = "global"
+    stage: int | None = None
+    shift: Value = 0
+    minimum: Value = 0
+
+    def __post_init__(self) -> None:
+        choices = tuple(number(c) for c in self.choices)
+        where = f"dimension '{self.key}'"
+        if self.scope not in SCOPES:
+            raise TailorError(f"The scope of {where} is '{self.scope}'; it must be one of {', '.join(SCOPES)}.")
+        if not choices or list(choices) != sorted(set(choices)) or choices[0] <= 0:
+            raise TailorError(
+                f"The choices of {where} must be positive, ascending and different, not {list(self.choices)}."
+            )
+        gaps = [_plus(b, -1, a) for a, b in itertools.pairwise(choices)]
+        shift = number(self.shift) or (min(gaps) if gaps else 1)
+        minimum = number(self.minimum) or (1 if all(isinstance(c, int) for c in choices) else min(shift, choices[0]))
+        if choices[0] < minimum:
+            raise TailorError(f"The smallest choice {choices[0]} of {where} lies under its minimum {minimum}.")
+        if shift < 0:
+            raise TailorError(f"The shift of {where} must be positive, not {shift}.")
+        object.__setattr__(self, "choices", choices)
+        object.__setattr__(self, "shift", shift)
+        object.__setattr__(self, "minimum", minimum)
+
+    @property
+    def key(self) -> str:
+        """The gene this dimension fills: its name, with the stage behind a dot where there is one."""
+        return self.name if self.stage is None else f"{self.name}.{self.stage}"
+
+    @property
+    def low(self) -> Value:
+        """The smallest choice."""
+        return self.choices[0]
+
+    @property
+    def high(self) -> Value:
+        """The largest choice."""
+        return self.choices[-1]
+
+    @classmethod
+    def span(cls, name: str, low: Value, high: Value, step: Value, **rest: Any) -> Dim:
+        """A dimension with evenly spaced choices low, low+step, ..., high."""
+        low, high, step = number(low), number(high), number(step)
+        if step <= 0 or high < low:
+            raise TailorError(f"Dimension '{name}' needs low <= high and step > 0, not {low}, {high}, {step}.")
+        count = int((Fraction(str(high)) - Fraction(str(low))) / Fraction(str(step))) + 1
+        choices = tuple(_plus(low, i, step) for i in range(count))
+        if choices[-1] != high:
+            raise TailorError(f"Dimension '{name}': {high} is not {low} plus whole steps of {step}.")
+        return cls(name, choices, **{"shift": step, **rest})
+
+    def moved(self, steps: int, nonpositive: Literal["drop", "strict"] = "drop") -> Dim:
+        """All choices moved by ``steps`` shifts; what falls under the minimum is dropped, or forbidden when strict."""
+        moved = [_plus(c, steps, self.shift) for c in self.choices]
+        kept = tuple(c for c in moved if c >= self.minimum and c > 0)
+        if not kept or (nonpositive == "strict" and len(kept) < len(moved)):
+            raise TailorError(
+                f"Dimension '{self.key}' cannot move by {steps}: {moved} falls under its minimum {self.minimum}."
+            )
+        return replace(self, choices=kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        stage = {} if self.stage is None else {"stage": self.stage}
+        return {
+            "scope": self.scope,
+            **stage,
+            "choices": list(self.choices),
+            "shift": self.shift,
+            "minimum": self.minimum,
+        }
+
+    @classmethod
+    def from_dict(cls, key: str, data: Mapping[str, Any]) -> Dim:
+        """Read plain data: explicit ``choices`` or ``low``/``high``/``step``."""
+        known = {"scope", "stage", "choices", "shift", "minimum", "low", "high", "step"}
+        extra = sorted(set(data) - known)
+        if extra:
+            raise TailorError(f"Dimension '{key}' has the unknown key '{extra[0]}'; known: {', '.join(sorted(known))}.")
+        rest = {k: data[k] for k in ("scope", "stage", "shift", "minimum") if k in data}
+        name = key.split(".")[0]
+        if "choices" in data:
+            return cls(name, tuple(data["choices"]), **rest)
+        if not {"low", "high", "step"} <= set(data):
+            raise TailorError(f"Dimension '{key}' needs 'choices', or 'low', 'high' and 'step'.")
+        return cls.span(name, data["low"], data["high"], data["step"], **rest)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A set of architectures: ordered dimensions plus what all members share (``fixed``: image, patch, classes, ...)."""
+
+    family: str
+    dims: tuple[Dim, ...]
+    fixed: tuple[tuple[str, Any], ...] = ()
+    _by_key: dict[str, Dim] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fixed = dict(self.fixed)
+        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(fixed.items()))
+        object.__setattr__(self, "fixed", frozen)
+        object.__setattr__(self, "_by_key", {d.key: d for d in self.dims})
+        if len(self._by_key) != len(self.dims):
+            raise TailorError("A space may name each dimension once only.")
+        for dim in self.dims:
+            if dim.scope == "block" and self._depth_key(dim) not in self._by_key:
+                raise TailorError(f"Block dimension '{dim.key}' needs the dimension '{self._depth_key(dim)}'.")
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> Dim:
+        if key not in self._by_key:
+            raise TailorError(f"The space has no dimension '{key}'; it has {', '.join(self._by_key)}.")
+        return self._by_key[key]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Dimension keys in order; this order is the order of directions and slopes."""
+        return tuple(self._by_key)
+
+    @staticmethod
+    def _depth_key(dim: Dim) -> str:
+        return "depth" if dim.stage is None else f"depth.{dim.stage}"
+
+    def _blocks(self, stage: int | None) -> list[Dim]:
+        return [d for d in self.dims if d.scope == "block" and d.stage == stage]
+
+    def count(self) -> int:
+        """The exact number of different architectures."""
+        total = 1
+        for dim in self.dims:
+            if dim.scope == "block":
+                continue
+            blocks = self._blocks(dim.stage) if dim.name == "depth" else []
+            each = math.prod(len(b.choices) for b in blocks)
+            total *= sum(each ** int(c) for c in dim.choices) if blocks else len(dim.choices)
+        return total
+
+    def problem(self, arch: Arch) -> str | None:
+        """Why the arch is not a member, naming the dimension and its choices; None for a member."""
+        if arch.family != self.family:
+            return f"the architecture is of family '{arch.family}', the space of '{self.family}'"
+        for key in set(arch) ^ set(self._by_key):
+            return f"dimension '{key}' is {'not in the space' if key in arch else 'missing'}"
+        for dim in self.dims:
+            value = arch[dim.key]
+            values = value if isinstance(value, tuple) else (value,)
+            if isinstance(value, tuple) != (dim.scope == "block"):
+                return f"dimension '{dim.key}' needs {'one value per block' if dim.scope == 'block' else 'one value'}"
+            if dim.scope == "block" and len(values) != arch[self._depth_key(dim)]:
+                return f"dimension '{dim.key}' has {len(values)} values for {arch[self._depth_key(dim)]} blocks"
+            for v in values:
+                if v not in dim.choices:
+                    return f"dimension '{dim.key}' has {v}; the choices are {', '.join(map(str, dim.choices))}"
+        return None
+
+    def contains(self, arch: Arch) -> bool:
+        """Whether the arch is a member."""
+        return self.problem(arch) is None
+
+    def check(self, arch: Arch) -> Arch:
+        """The arch itself, or an error that names the dimension at fault."""
+        problem = self.problem(arch)
+        if problem:
+            raise TailorError(f"Not in the space: {problem}.")
+        return arch
+
+    # -- drawing ----------------------------------------------------------------------------------------------------
+
+    def _fill(self, pick: Any) -> Arch:
+        """Build a member by asking ``pick(dim)`` once per value; depths come first, as block genes need them."""
+        genes: dict[str, Gene] = {d.key: pick(d) for d in self.dims if d.scope != "block"}
+        for dim in self.dims:
+            if dim.scope == "block":
+                depth = genes[self._depth_key(dim)]
+                assert isinstance(depth, int)
+                genes[dim.key] = tuple(pick(dim) for _ in range(depth))
+        return Arch(self.family, **genes)
+
+    def sample(self, rng: np.random.Generator) -> Arch:
+        """Depth uniform, then every other value uniform and independent (not uniform over architectures)."""
+        return self._fill(lambda d: _choose(d.choices, rng))
+
+    def smallest(self) -> Arch:
+        """The member with the lowest choice everywhere."""
+        return self._fill(lambda d: d.low)
+
+    def largest(self) -> Arch:
+        """The member with the highest choice everywhere."""
+        return self._fill(lambda d: d.high)
+
+    def with_value(self, arch: Arch, key: str, value: Value, rng: np.random.Generator) -> Arch:
+        """``arch`` with one dimension set (all blocks alike); blocks a greater depth adds are drawn from ``rng``."""
+        dim = self[key]
+        if dim.scope == "block":
+            return arch.replace(**{key: (value,) * len(arch.many(key))})
+        genes: dict[str, Gene] = {key: value}
+        if dim.name == "depth":
+            for block in self._blocks(dim.stage):
+                old = arch.many(block.key)[: int(value)]
+                genes[block.key] = old + tuple(_choose(block.choices, rng) for _ in range(int(value) - len(old)))
+        return arch.replace(**genes)
+
+    def mutate(
+        self,
+        arch: Arch,
+        rng: np.random.Generator,
+        p_depth: float = 0.2,
+        p_global: float = 0.2,
+        p_block: float = 0.4,
+        per_gene: bool = False,
+    ) -> Arch:
+        """Redraw depths, then global and stage values, then blocks; a redraw takes another value where there is one.
+
+        A block redraws all its values together (the papers' text) or each by itself (``per_gene``, the released code).
+        """
+        child = arch
+        for dim in self.dims:
+            if dim.scope != "block" and rng.random() < (p_depth if dim.name == "depth" else p_global):
+                child = self.with_value(child, dim.key, _other(dim.choices, child.one(dim.key), rng), rng)
+        for stage in sorted({d.stage for d in self.dims if d.scope == "block"}, key=lambda s: -1 if s is None else s):
+            dims = self._blocks(stage)
+            rows = list(zip(*(child.many(d.key) for d in dims), strict=True))
+            for i, row in enumerate(rows):
+                if per_gene:
+                    rows[i] = tuple(
+                        _other(d.choices, v, rng) if rng.random() < p_block else v
+                        for d, v in zip(dims, row, strict=True)
+                    )
+                elif rng.random() < p_block:
+                    rows[i] = _other(tuple(itertools.product(*(d.choices for d in dims))), row, rng)
+            child = child.replace(**{d.key: tuple(r[j] for r in rows) for j, d in enumerate(dims)})
+        return child
+
+    def cross(self, a: Arch, b: Arch, rng: np.random.Generator, per_gene: bool = False) -> Arch:
+        """A child with each value from either parent; a block's values come together unless ``per_gene``.
+
+        The child takes one parent's depth; layers only the deeper parent has come from it.
+        """
+        genes: dict[str, Gene] = {}
+        for dim in self.dims:
+            if dim.scope != "block":
+                genes[dim.key] = (a, b)[int(rng.integers(2))].one(dim.key)
+        for dim in self.dims:
+            if dim.name != "depth":
+                continue
+            blocks, depth = self._blocks(dim.stage), int(genes[dim.key])  # type: ignore[arg-type]
+            columns: dict[str, list[Value]] = {d.key: [] for d in blocks}
+            for i in range(depth):
+                joint = int(rng.integers(2))
+                for d in blocks:
+                    options = [p for p in (a, b) if i < len(p.many(d.key))]
+                    pick = int(rng.integers(2)) if per_gene else joint
+                    columns[d.key].append(options[pick % len(options)].many(d.key)[i])
+            genes.update({k: tuple(v) for k, v in columns.items()})
+        return Arch(self.family, **genes)
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def _with(self, dims: Mapping[str, Dim]) -> Space:
+        return replace(self, dims=tuple(dims.get(d.key, d) for d in self.dims))
+
+    def pin(self, key: str, value: Value) -> Space:
+        """The subspace in which one dimension has one value."""
+        dim = self[key]
+        if number(value) not in dim.choices:
+            raise TailorError(f"Cannot pin '{key}' to {value}; the choices are {', '.join(map(str, dim.choices))}.")
+        return self._with({key: replace(dim, choices=(number(value),))})
+
+    def shift(self, steps: Mapping[str, int], nonpositive: Literal["drop", "strict"] = "drop") -> Space:
+        """The neighbouring space with whole intervals moved; see :meth:`Dim.moved` for choices that reach zero."""
+        return self._with({k: self[k].moved(s, nonpositive) for k, s in steps.items() if s})
+
+    def with_fixed(self, **fixed: Any) -> Space:
+        """The same choices around other shared settings (classes, image size, ...)."""
+        return replace(self, fixed=tuple({**dict(self.fixed), **fixed}.items()))
+
+    def difference(self, other: Space) -> str:
+        """What moved between two spaces, in words: ``depth 12-14 -> 11-13, embed 336-384 -> 312-360``."""
+        moves = [
+            f"{d.key} {d.low}-{d.high} -> {other[d.key].low}-{other[d.key].high}"
+            for d in self.dims
+            if d.choices != other[d.key].choices
+        ]
+        return ", ".join(moves) or "nothing"
+
+    # -- saving -----------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that reads back to an equal space."""
+        fixed = {k: list(v) if isinstance(v, tuple) else v for k, v in self.fixed}
+        return {"family": self.family, "fixed": fixed, "dims": {d.key: d.to_dict() for d in self.dims}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Space:
+        """Read :meth:`to_dict`'s form (also what a recipe's inline ``[space]`` table holds)."""
+        for key in sorted(set(data) - {"family", "fixed", "dims"}):
+            raise TailorError(f"A space has no key '{key}'; it has family, fixed and dims.")
+        if "family" not in data or not data.get("dims"):
+            raise TailorError("A space needs a 'family' and at least one dimension in 'dims'.")
+        dims = tuple(Dim.from_dict(k, v) for k, v in data["dims"].items())
+        return cls(str(data["family"]), dims, tuple(dict(data.get("fixed", {})).items()))
+
+
+def _choose(options: tuple[Any, ...], rng: np.random.Generator) -> Any:
+    return options[int(rng.integers(len(options)))]
+
+
+def _other(options: tuple[Any, ...], old: Any, rng: np.random.Generator) -> Any:
+    """Uniform over the options that differ from ``old``; ``old`` itself only when there is no other."""
+    others = tuple(o for o in options if o != old)
+    return _choose(others, rng) if others else old
