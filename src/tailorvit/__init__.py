@@ -1,1 +1,78 @@
-"""TailorViT: tailor a vision transformer to your data and your size budget."""
+"""TailorViT: tailor a vision transformer to your data and your size budget.
+
+Names are loaded when first used, so that importing the package stays quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailorvit.api import Result, cost, doctor, listing, resume, run, space_info
+    from tailorvit.arch import Arch
+    from tailorvit.costs import Counter, Limits, Meter
+    from tailorvit.data import open_data
+    from tailorvit.errors import InfeasibleError, TailorError
+    from tailorvit.export import Network, load
+    from tailorvit.families import FAMILIES, named_arch, named_space
+    from tailorvit.report import write_report
+    from tailorvit.space import Dim, Space
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Arch": "arch",
+    "Counter": "costs",
+    "Dim": "space",
+    "FAMILIES": "families",
+    "InfeasibleError": "errors",
+    "Limits": "costs",
+    "Meter": "costs",
+    "Network": "export",
+    "Result": "api",
+    "Space": "space",
+    "TailorError": "errors",
+    "cost": "api",
+    "doctor": "api",
+    "listing": "api",
+    "load": "export",
+    "named_arch": "families",
+    "named_space": "families",
+    "open_data": "data",
+    "resume": "api",
+    "run": "api",
+    "space_info": "api",
+    "write_report": "report",
+}
+
+__all__ = [
+    "FAMILIES",
+    "Arch",
+    "Counter",
+    "Dim",
+    "InfeasibleError",
+    "Limits",
+    "Meter",
+    "Network",
+    "Result",
+    "Space",
+    "TailorError",
+    "cost",
+    "doctor",
+    "listing",
+    "load",
+    "named_arch",
+    "named_space",
+    "open_data",
+    "resume",
+    "run",
+    "space_info",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tailorvit' has no attribute '{name}'")
+    return getattr(import_module(f"tailorvit.{_HOME[name]}"), name)

@@ -97,7 +97,7 @@ class Arch(Mapping[str, Gene]):
     def from_dict(cls, data: Mapping[str, Any]) -> Arch:
         """Read :meth:`to_dict`'s form."""
         if not isinstance(data.get("family"), str):
-            raise TailorError("An architecture needs a 'family', for example {\"family\": \"vit\", \"depth\": 12, ...}.")
+            raise TailorError('An architecture needs a \'family\', for example {"family": "vit", "depth": 12, ...}.')
         return cls(data["family"], **{k: v for k, v in data.items() if k != "family"})
 
     def to_json(self) -> str:

@@ -120,7 +120,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class Space:
-    """A set of architectures: ordered dimensions plus what all members share (``fixed``: image, patch, classes, ...)."""
+    """A set of architectures: ordered dimensions plus what all members share (``fixed``: image, classes, ...)."""
 
     family: str
     dims: tuple[Dim, ...]

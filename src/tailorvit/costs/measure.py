@@ -56,8 +56,8 @@ def measure_latency(
 def measure_memory(model: nn.Module, shape: tuple[int, int, int], batch: int = 1, device: str = "cpu") -> int:
     """Peak bytes of weights and activations in one evaluation pass.
 
-    On a GPU this is the allocator's own peak. On a CPU it is the allocator's peak of live tensors: resident
-    size moves with the allocator and the machine, so it cannot serve as a limit that must be decided the same way twice.
+    On a GPU this is the allocator's own peak. On a CPU it is the allocator's peak of live tensors:
+    resident size moves with the machine, so it cannot serve as a limit that must be decided the same way twice.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
@@ -79,11 +79,13 @@ def _live_peak(model: nn.Module, x: torch.Tensor) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
             model(x)
     live = peak = 0
-    results = trace.profiler.kineto_results  # type: ignore[union-attr]
+    results = trace.profiler.kineto_results
     for event in sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         live += event.nbytes()
         peak = max(peak, live)
-    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in [*model.parameters(), *model.buffers()]}
+    held = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in [*model.parameters(), *model.buffers()]
+    }
     return sum(held.values()) + x.untyped_storage().nbytes() + peak
 
 
@@ -99,4 +101,6 @@ def cpu_name() -> str:
         text = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=5, check=False).stdout
     except OSError:
         return "unknown"
-    return next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("Model name")), "unknown")
+    return next(
+        (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("Model name")), "unknown"
+    )

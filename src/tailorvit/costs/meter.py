@@ -73,7 +73,7 @@ class Meter:
     def costs(self, arch: Arch) -> dict[str, float]:
         """Parameters and MACs, and whatever else is limited."""
         params, macs = self.counter.both(arch)
-        rest = {m: self.cost(m, arch) for m in self.limits.metrics if m not in ("params", "macs")}
+        rest: dict[str, float] = {m: self.cost(m, arch) for m in self.limits.metrics if m not in ("params", "macs")}
         return {"params": params, "macs": macs, **rest}
 
     def problem(self, arch: Arch) -> str | None:

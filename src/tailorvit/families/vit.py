@@ -25,7 +25,7 @@ from tailorvit.plain.relative import Execution, Places, fused_width, table_rows
 from tailorvit.plain.vit import Frame, PlainViT, initialise
 from tailorvit.space import Space
 
-# -- modules ------------------------------------------------------------------------------------------------------------
+# -- modules ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Block(nn.Module):
         return out
 
 
-# -- model --------------------------------------------------------------------------------------------------------------
+# -- model ------------------------------------------------------------------------------------------------------------
 
 
 class ElasticViT(nn.Module):
@@ -92,7 +92,8 @@ class ElasticViT(nn.Module):
         initialise(self)
         conv = nn.Conv2d(self.frame.channels, self.embed, self.frame.patch)  # torch's own start for the patch weights
         self.patch_embed.weight.data.copy_(conv.weight.data)
-        self.patch_embed.bias.data.copy_(conv.bias.data if conv.bias is not None else 0)
+        assert conv.bias is not None
+        self.patch_embed.bias.data.copy_(conv.bias.data)
 
     def plan(self, archs: Sequence[Arch], masked: bool) -> tuple[Width, list[BlockPlan]]:
         """Widths for one call: exact prefixes for one arch, or masks for one or many."""
@@ -128,7 +129,10 @@ class ElasticViT(nn.Module):
         With several archs, x is shared (B, C, H, W) or comes in one group per arch (archs, B, C, H, W).
         """
         single = arch is None or isinstance(arch, Arch)
-        archs = [arch if isinstance(arch, Arch) else self.space.largest()] if single else list(arch)  # type: ignore[arg-type]
+        if isinstance(arch, Arch):
+            archs: list[Arch] = [arch]
+        else:
+            archs = [self.space.largest()] if arch is None else list(arch)
         masked = masked or not single
         embed, blocks = self.plan(archs, masked)
         x = embed.keep(self.patch_embed(x if not masked or x.dim() == 5 else x[None], embed))
@@ -201,7 +205,7 @@ def extract(model: nn.Module, arch: Arch) -> PlainViT:
     return plain
 
 
-# -- layer inventory ----------------------------------------------------------------------------------------------------
+# -- layer inventory --------------------------------------------------------------------------------------------------
 
 
 def segments(arch: Arch) -> list[Hashable]:
@@ -248,7 +252,7 @@ def layers(frame: Frame, segment: Any, relative: str = "factored") -> list[Layer
     ]
 
 
-# -- entry record -------------------------------------------------------------------------------------------------------
+# -- entry record -----------------------------------------------------------------------------------------------------
 
 
 def frame_of(fixed: Mapping[str, Any]) -> Frame:

@@ -122,7 +122,7 @@ def _widths() -> Iterator[int]:
 
 
 def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
-    """Spaces around the usual shape of a ViT, from small to large; the last that fits a budget is the one to start in."""
+    """Spaces around the usual shape of a ViT, from small to large; a run starts in the last that fits."""
     head_dim = int(fixed["head_dim"])
     for embed in _widths():
         step = max(2, round(embed / 8 / 4) * 4) if embed >= 24 else 2

@@ -25,7 +25,7 @@ def eq3_params(frame: Frame, arch: Arch) -> int:
 
 
 def official_complexity(frame: Frame, arch: Arch) -> int:
-    """The figure AutoFormer's released code prints as FLOPs: one token too many in the blocks, the head on every token."""
+    """What AutoFormer's released code prints as FLOPs: a token too many in the blocks, the head on every token."""
     d, n = int(arch.one("embed")), frame.tokens - 1
     tokens = n + 2  # the released counter adds the class token twice
     pixels = frame.channels * frame.patch**2

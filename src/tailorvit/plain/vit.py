@@ -99,8 +99,8 @@ class Attention(nn.Module):
         """(B, N, embed) to (B, N, embed)."""
         q, k, v = self._split(x)
         out = attend(q, k, v, self._tables(), self.places, self.scale, self.execution)
-        out = self.proj(out.transpose(1, 2).flatten(2))
-        return out
+        projected: Tensor = self.proj(out.transpose(1, 2).flatten(2))
+        return projected
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention maps (B, heads, N, N) for an input of the block."""
@@ -191,7 +191,7 @@ class PlainViT(nn.Module):
 
 
 def initialise(model: nn.Module) -> None:
-    """Truncated normal 0.02 for linear weights, tables, tokens and positions; zero biases; convolutions as torch does."""
+    """Truncated normal 0.02 for linear weights, tables, tokens, positions; zero biases; convolutions as torch does."""
     for name, parameter in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
         if "patch_embed" in name:

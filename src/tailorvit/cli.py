@@ -1,0 +1,240 @@
+"""The command line: verbs to calls; parses, calls and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="tailorvit",
+    help="Tailor a vision transformer to your data and your size budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+MaxParams = Annotated[str | None, typer.Option(help="At most this many parameters, e.g. 5M.")]
+MinParams = Annotated[str | None, typer.Option(help="At least this many parameters.")]
+MaxMacs = Annotated[str | None, typer.Option(help="At most this many multiply-accumulates an image, e.g. 1.5G.")]
+MaxLatency = Annotated[str | None, typer.Option(help="At most this long an image on this device, e.g. 12ms.")]
+MaxMemory = Annotated[str | None, typer.Option(help="At most this much memory an image, e.g. 512MiB.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live bar, for logs.")]
+
+
+def _mode(quiet: bool, plain: bool) -> Any:
+    return "quiet" if quiet else "plain" if plain else None
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=1, default=str))
+
+
+def _print_result(result: Any) -> None:
+    from tailorvit import units
+
+    facts = result.facts
+    arch = facts["arch"]
+    size = f"{facts['params']:,} parameters, {units.show(facts['macs'])} MACs"
+    typer.echo(f"Found {', '.join(f'{k} {v}' for k, v in arch.items() if k != 'family')}")
+    typer.echo(f"  {size}; test accuracy {facts['test_accuracy']:.2f} %")
+    if facts.get("baseline"):
+        rival = facts["baseline"]
+        typer.echo(f"  hand-designed beside it: {rival['params']:,} parameters, {rival['test_accuracy']:.2f} %")
+    typer.echo(f"  folder {result.folder}, report {result.folder / 'report.html'}")
+
+
+@app.command()
+def run(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or TOML file (default: s4-digits).")] = None,
+    data: Annotated[str | None, typer.Option(help="Image folder, .npz/.npy file, digits or torchvision:NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
+    method: Annotated[str | None, typer.Option(help="s4, autoformer or fixed.")] = None,
+    max_params: MaxParams = None,
+    min_params: MinParams = None,
+    max_macs: MaxMacs = None,
+    max_latency: MaxLatency = None,
+    max_memory: MaxMemory = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Shrink the recipe to seconds, to see that it runs.")] = False,
+    quiet: Quiet = False,
+    plain: Plain = False,
+) -> None:
+    """Find, train and save a network for your images and your budget."""
+    from tailorvit import api
+
+    limits = {
+        "max_params": max_params,
+        "min_params": min_params,
+        "max_macs": max_macs,
+        "max_latency": max_latency,
+        "max_memory": max_memory,
+    }
+    result = api.run(
+        recipe,
+        data=data,
+        out=out,
+        method=method,
+        limits=limits,
+        image_size=image_size,
+        seed=seed,
+        sets=sets or [],
+        small=tiny,
+        progress=_mode(quiet, plain),
+    )
+    _print_result(result)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of an unfinished run.")],
+    quiet: Quiet = False,
+    plain: Plain = False,
+) -> None:
+    """Go on with a run after a crash or Ctrl-C."""
+    from tailorvit import api
+
+    _print_result(api.resume(folder, _mode(quiet, plain)))
+
+
+@app.command()
+def space(
+    name: Annotated[str, typer.Argument(help="A space's name (see: tailorvit list spaces) or TOML file.")],
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    max_params: MaxParams = None,
+    min_params: MinParams = None,
+    max_macs: MaxMacs = None,
+    as_json: Json = False,
+) -> None:
+    """Show a space: dimensions, size, costs, and what share fits the limits."""
+    from tailorvit import api, units
+
+    limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
+    facts = api.space_info(name, classes=classes, image_size=image_size, limits=limits)
+    if as_json:
+        return _print_json(facts)
+    typer.echo(f"{name} ({facts['family']}): {facts['count']:.4g} architectures")
+    for key, dim in facts["dims"].items():
+        typer.echo(f"  {key:<8} {dim['scope']:<7} {', '.join(map(str, dim['choices']))}")
+    for which in ("smallest", "typical", "largest"):
+        row = facts[which]
+        typer.echo(f"  {which:<9} {row['params']:>12,} parameters  {units.show(row['macs']):>8} MACs (papers' FLOPs)")
+    if facts["limits"]:
+        typer.echo(f"  {100 * facts['fits']:.1f} % of {facts['samples']} sampled members fit the limits")
+    return None
+
+
+@app.command()
+def cost(
+    name: Annotated[str, typer.Argument(help="An architecture's name (see: tailorvit list archs) or ARCH.json.")],
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also measure latency and memory here.")] = False,
+    batch: Annotated[int, typer.Option(help="Images a batch when measuring.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Show what an architecture costs: exact parameters and MACs, per part."""
+    from tailorvit import api, units
+
+    facts = api.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch)
+    if as_json:
+        return _print_json(facts)
+    typer.echo(f"{name}: {facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)")
+    for row in facts["parts"]:
+        typer.echo(f"  {row['part']:<22} {row['params']:>12,} parameters {row['macs']:>16,} MACs")
+    for reading, value in facts["readings"].items():
+        typer.echo(f"  reading {reading:<20} {value:>20,}")
+    if measure:
+        lat = facts["latency"]
+        spread = f"{1e3 * lat['low']:.2f}-{1e3 * lat['high']:.2f} ms"
+        typer.echo(
+            f"  latency {1e3 * lat['median']:.2f} ms (quartiles {spread}), batch {lat['batch']}, "
+            f"{lat['device']}, {lat['threads']} threads; memory {units.show(facts['memory'], 'memory')}"
+        )
+    return None
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="families, spaces, archs, methods, recipes or searchers.")],
+    as_json: Json = False,
+) -> None:
+    """List what there is."""
+    from tailorvit import api
+
+    rows = api.listing(what)
+    if as_json:
+        return _print_json(rows)
+    width = max((len(r["name"]) for r in rows), default=0)
+    for row in rows:
+        typer.echo(f"{row['name']:<{width}}  {row['summary']}")
+    return None
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")]) -> None:
+    """Write the run's report.html from what its folder holds."""
+    from tailorvit.report import write_report
+
+    typer.echo(f"Wrote {write_report(folder)}")
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    top: Annotated[int, typer.Option(help="Classes to print an image.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Say what is on image files, with the network a run found."""
+    from tailorvit.export import load
+
+    network = load(folder)
+    rows = [(str(p), dict(list(r.items())[:top])) for p, r in zip(images, network.predict(images))]
+    if as_json:
+        return _print_json([{"file": name, "classes": scores} for name, scores in rows])
+    for name, scores in rows:
+        typer.echo(f"{name}: " + ", ".join(f"{label} {100 * p:.1f} %" for label, p in scores.items()))
+    return None
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say whether this machine has what TailorViT needs."""
+    from tailorvit import api
+
+    rows = api.doctor()
+    if as_json:
+        return _print_json(rows)
+    for row in rows:
+        typer.echo(f"{row['state']:<8} {row['what']:<14} {row['text']}")
+    return None
+
+
+def main() -> None:
+    """Entry point: user mistakes become one sentence and exit code 2, Ctrl-C a hint and 130."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the memory measurement starts torch's profiler, which chats
+    from tailorvit.errors import TailorError
+
+    try:
+        app()
+    except TailorError as error:
+        typer.echo(f"tailorvit: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("\nStopped. Go on with: tailorvit resume FOLDER", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

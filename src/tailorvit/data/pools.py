@@ -1,0 +1,188 @@
+"""Pools: where pixels come from, an array in memory or images decoded on demand, behind one ``read``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailorvit.data.images import MARGIN, Pixels, Size, fit, reason, stored_size, to_image, to_pixels
+from tailorvit.data.splits import Ints
+from tailorvit.errors import TailorError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_SIDES = (32, 48, 64, 96, 128, 160, 224)
+_THREADS: dict[int, ThreadPoolExecutor] = {}
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def thread_map(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Map over threads; one pool per process, because a forked child inherits none of its parent's threads."""
+    pool = _THREADS.get(os.getpid())
+    if pool is None:
+        pool = _THREADS[os.getpid()] = ThreadPoolExecutor(min(16, cores()), thread_name_prefix="tailorvit-decode")
+    return list(pool.map(work, items))
+
+
+class Pool:
+    """All images of a source, in one fixed order."""
+
+    def __init__(
+        self,
+        classes: Sequence[str],
+        labels: Ints,
+        origin: NDArray[Any],
+        fingerprint: str,
+        channels: int,
+        names: Sequence[str] | None = None,
+        skipped: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self.classes = tuple(classes)
+        self.labels = labels
+        self.origin = origin
+        self.fingerprint = fingerprint
+        self.channels = channels
+        self.names = names
+        self.skipped = list(skipped)
+        self.failed: dict[str, str] = {}
+        self.size: Size = (0, 0)
+        self.margin = 1.0
+        if len(self.classes) < 2:
+            raise TailorError(f"The data has one class only, '{''.join(self.classes)}'; at least two are needed.")
+
+    def name(self, index: int) -> str:
+        """The file's path, or the item's number."""
+        return self.names[index] if self.names is not None else f"item {index}"
+
+    def prepare(self, size: Size | None, total: int, cache_bytes: int) -> None:
+        """Settle the network's image size (None: from the data); ``total`` images may be asked for later."""
+        raise NotImplementedError
+
+    def load(self, ids: Ints) -> Ints:
+        """Bring images into memory where they fit; returns the ids that can be read."""
+        raise NotImplementedError
+
+    def read(self, ids: Ints, among: Ints) -> Tensor:
+        """uint8 (n, C, H, W) at stored size; what fails is replaced by another of its class ``among`` its split."""
+        raise NotImplementedError
+
+
+class ArrayPool(Pool):
+    """Images that came as one array."""
+
+    def __init__(self, images: Pixels, **named: Any) -> None:
+        super().__init__(channels=images.shape[1], **named)
+        self.images = images
+
+    def prepare(self, size: Size | None, total: int, cache_bytes: int) -> None:
+        """Keep the array's own size, or resize it once."""
+        own = (int(self.images.shape[2]), int(self.images.shape[3]))
+        self.size = size or own
+        if self.size == own:
+            return
+        out = np.empty((*self.images.shape[:2], *self.size), np.uint8)
+        for i, pixels in enumerate(self.images):
+            array = np.asarray(fit(to_image(pixels), self.size))
+            out[i] = array if array.ndim == 2 else array.transpose(2, 0, 1)
+        self.images = out
+
+    def load(self, ids: Ints) -> Ints:
+        """Arrays are in memory already."""
+        return ids
+
+    def read(self, ids: Ints, among: Ints) -> Tensor:
+        """Rows of the array."""
+        return torch.from_numpy(self.images[ids])
+
+
+class ItemPool(Pool):
+    """Images opened one by one, from files or from a dataset object."""
+
+    def __init__(
+        self, opener: Callable[[int], Image.Image], short_sides: NDArray[Any], threads: bool, **named: Any
+    ) -> None:
+        super().__init__(**named)
+        self.opener = opener
+        self.short = float(np.median(short_sides))
+        self.threads = threads
+        self.caching = False
+        self.cache = torch.empty(0, dtype=torch.uint8)
+        self.row = np.full(len(self.labels), -1, dtype=np.int64)
+
+    def prepare(self, size: Size | None, total: int, cache_bytes: int) -> None:
+        """Pick the largest usual side under the median short side; small images get no margin, which would blur."""
+        if size is None:
+            side = max([s for s in _SIDES if s <= self.short], default=_SIDES[0])
+            size = (side, side)
+        self.size = size
+        self.margin = MARGIN if self.short >= min(stored_size(size, MARGIN)) else 1.0
+        height, width = stored_size(size, self.margin)
+        self.caching = total * self.channels * height * width <= cache_bytes
+        self.cache = torch.empty((0, self.channels, height, width), dtype=torch.uint8)
+
+    def _decode(self, index: int) -> Pixels | str:
+        """Pixels, or the reason why there are none."""
+        try:
+            with self.opener(index) as image:
+                return to_pixels(image, self.channels, stored_size(self.size, self.margin))
+        except Exception as error:  # decoders raise whatever they like on broken files
+            return reason(error)
+
+    def _map(self, ids: Ints) -> list[Pixels | str]:
+        items = ids.tolist()
+        return thread_map(self._decode, items) if self.threads else [self._decode(i) for i in items]
+
+    def load(self, ids: Ints) -> Ints:
+        """Decode into the cache, chunk by chunk so that no second copy of everything ever lives."""
+        if not self.caching:
+            return ids
+        start = len(self.cache)
+        cache = torch.empty((start + len(ids), *self.cache.shape[1:]), dtype=torch.uint8)
+        cache[:start] = self.cache
+        good: list[int] = []
+        for at in range(0, len(ids), 256):
+            for index, pixels in zip(ids[at : at + 256].tolist(), self._map(ids[at : at + 256])):
+                if isinstance(pixels, str):
+                    self.skipped.append((self.name(index), pixels))
+                    continue
+                cache[start + len(good)] = torch.from_numpy(pixels)
+                self.row[index] = start + len(good)
+                good.append(index)
+        self.cache = cache[: start + len(good)]
+        return np.asarray(good, dtype=np.int64)
+
+    def read(self, ids: Ints, among: Ints) -> Tensor:
+        """Rows of the cache, or a fresh decode."""
+        if self.caching:
+            return self.cache[torch.from_numpy(self.row[ids])]
+        out = torch.empty((len(ids), *self.cache.shape[1:]), dtype=torch.uint8)
+        for k, pixels in enumerate(self._map(ids)):
+            out[k] = torch.from_numpy(self._instead(int(ids[k]), pixels, among) if isinstance(pixels, str) else pixels)
+        return out
+
+    def _instead(self, index: int, why: str, among: Ints) -> Pixels:
+        """The next image of the same class in the same split: a rule, not a draw, so batches stay reproducible."""
+        self.failed[self.name(index)] = why
+        same = among[self.labels[among] == self.labels[index]]
+        later = np.searchsorted(same, index, side="right")
+        for other in np.roll(same, -int(later)).tolist():
+            if self.name(other) not in self.failed:
+                pixels = self._decode(other)
+                if not isinstance(pixels, str):
+                    return pixels
+                self.failed[self.name(other)] = pixels
+        raise TailorError(f"No image of class '{self.classes[self.labels[index]]}' can be read any more: {why}.")

@@ -1,0 +1,106 @@
+"""Splits: train, search and test index lists, stratified by class; arithmetic on label arrays only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailorvit.errors import TailorError
+from tailorvit.rng import generator
+
+Ints = NDArray[np.int64]
+SPLITS = ("train", "search", "test")
+
+
+def stratified(labels: Ints, shares: Sequence[float], seed: int, place: str) -> list[Ints]:
+    """Hold parts out of every class, at least one item each; the last list is what is left, never empty.
+
+    A class too small for one item per part gives to the earlier parts first, and keeps one.
+    """
+    parts: list[list[Ints]] = [[] for _ in range(len(shares) + 1)]
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        members = members[generator(seed, "split", place, int(label)).permutation(len(members))]
+        at = 0
+        for k, share in enumerate(shares):
+            later = len(shares) - k - 1
+            take = max(1, round(share * len(members)))
+            take = max(0, min(take, len(members) - at - 1 - later))
+            parts[k].append(members[at : at + take])
+            at += take
+        parts[-1].append(members[at:])
+    return [np.sort(np.concatenate(p)).astype(np.int64) for p in parts]
+
+
+def _check_shares(search_share: float, test_share: float) -> None:
+    for name, share in (("search_share", search_share), ("test_share", test_share)):
+        if not 0 < share < 1:
+            raise TailorError(f"{name} must lie between 0 and 1, not {share}.")
+    if search_share + test_share >= 1:
+        raise TailorError(f"search_share {search_share} and test_share {test_share} leave nothing to train on.")
+
+
+def make_splits(
+    labels: Ints, origin: NDArray[Any], classes: Sequence[str], seed: int, search_share: float, test_share: float
+) -> dict[str, Ints]:
+    """Splits from where each item was found: "all", or "train" with "val", "test" or both."""
+    _check_shares(search_share, test_share)
+    where = {part: np.flatnonzero(origin == part).astype(np.int64) for part in ("all", "train", "val", "test")}
+    if len(where["all"]):
+        counts = np.bincount(labels, minlength=len(classes))
+        for name, n in zip(classes, counts):
+            if n < 3:
+                raise TailorError(
+                    f"Class '{name}' has {n} image{'s' if n != 1 else ''}; without split folders each class needs 3."
+                )
+        test, search, train = stratified(labels, (test_share, search_share), seed, "all")
+        return {"train": train, "search": search, "test": test}
+    known = np.unique(labels[where["train"]])
+    for part in ("val", "test"):
+        for label in np.setdiff1d(labels[where[part]], known):
+            raise TailorError(f"Class '{classes[label]}' has images in the {part} split but none in train.")
+    if len(where["val"]) and len(where["test"]):
+        return {"train": where["train"], "search": where["val"], "test": where["test"]}
+    held, kept = stratified(labels[where["train"]], (search_share,), seed, "train")
+    if not len(held):
+        raise TailorError("Every class has one training image only, so none can be held out for the search split.")
+    test = where["test"] if len(where["test"]) else where["val"]
+    return {"train": where["train"][kept], "search": where["train"][held], "test": test}
+
+
+def restore(saved: Mapping[str, Any], fingerprint: str, total: int) -> dict[str, Ints]:
+    """Splits from a stored record, refused when the data under them is not what it was."""
+    if set(saved) != {*SPLITS, "fingerprint"}:
+        raise TailorError(
+            f"A split record holds {', '.join(SPLITS)} and fingerprint, not {', '.join(map(str, saved))}."
+        )
+    if saved["fingerprint"] != fingerprint:
+        raise TailorError(
+            f"The data changed since its splits were made: fingerprint {fingerprint[:12]}, "
+            f"recorded {str(saved['fingerprint'])[:12]}."
+        )
+    splits = {s: np.asarray(saved[s], dtype=np.int64).reshape(-1) for s in SPLITS}
+    every = np.concatenate(list(splits.values()))
+    if len(np.unique(every)) < len(every) or (len(every) and not 0 <= every.min() <= every.max() < total):
+        raise TailorError(f"The split record does not fit the data: its indices repeat or leave 0..{total - 1}.")
+    return splits
+
+
+def record(splits: Mapping[str, Ints], fingerprint: str) -> dict[str, Any]:
+    """Splits as plain data, the form :func:`restore` reads."""
+    return {**{s: splits[s].tolist() for s in SPLITS}, "fingerprint": fingerprint}
+
+
+def balanced(ids: Ints, labels: Ints, limit: int, seed: int, split: str) -> Ints:
+    """At most ``limit`` of the ids, spread over the classes as evenly as they allow."""
+    if len(ids) <= limit:
+        return ids
+    order = ids[generator(seed, "limit", split).permutation(len(ids))]
+    turn = np.zeros(len(order), dtype=np.int64)  # 0 for the first of its class, 1 for the second, ...
+    for label in np.unique(labels[order]):
+        mine = labels[order] == label
+        turn[mine] = np.arange(mine.sum())
+    return np.sort(order[np.argsort(turn, kind="stable")[:limit]])

@@ -1,0 +1,41 @@
+"""METHODS: the explicit table of complete procedures, each a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tailorvit.errors import unknown
+from tailorvit.methods.autoformer import autoformer
+from tailorvit.methods.fixed import fixed
+from tailorvit.methods.s4 import s4
+from tailorvit.methods.session import Session
+
+__all__ = ["METHODS", "Method", "Session", "method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """The record of a method."""
+
+    name: str
+    summary: str
+    run: Callable[[Session], dict[str, Any]]
+
+
+METHODS: Mapping[str, Method] = {
+    m.name: m
+    for m in (
+        Method("s4", "move the space along the accuracy gradient under the limit, then search it (S4)", s4),
+        Method("autoformer", "one supernet in a fixed space, then a search under the limit (AutoFormer)", autoformer),
+        Method("fixed", "train one given architecture, no search", fixed),
+    )
+}
+
+
+def method(name: str) -> Method:
+    """The method of that name."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]

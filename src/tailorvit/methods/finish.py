@@ -1,0 +1,99 @@
+"""The last part of every method: from trials to a finished network, its test accuracy, and the baseline beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from tailorvit.arch import Arch
+from tailorvit.export import Card, save_network
+from tailorvit.methods.plan import hand_designed
+from tailorvit.methods.session import Session, Supernet
+from tailorvit.search.base import Trial, merit
+from tailorvit.search.pareto import non_dominated
+from tailorvit.train import accuracy
+
+
+def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> dict[str, Any]:
+    """Finish the best architectures, choose by the search split, then open the test split for the final figures."""
+    best = sorted(trials, key=merit)[: session.config.final.candidates]
+    finished = [
+        (t, _network(session, t.arch, net, f"final-{i}" if len(best) > 1 else "final")) for i, t in enumerate(best)
+    ]
+    scored = [(accuracy(model, session.search_batches(), session.device), t, model) for t, model in finished]
+    after, chosen, model = max(scored, key=lambda row: row[0])  # first wins ties: the better one in the search
+    rival_arch = hand_designed(session.space, session.meter) if session.config.baseline else None
+    rival = session.plain(rival_arch, session.config.final.train, "baseline") if rival_arch else None
+
+    session.data.unseal_test("final figures")
+    test = list(session.data.eval_batches("test", session.config.evaluate.batch))
+    costs = session.meter.costs(chosen.arch)
+    result = {
+        "method": session.config.method,
+        "arch": chosen.arch.to_dict(),
+        **{k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()},
+        "limits": session.limits.to_dict(),
+        "search_accuracy": chosen.accuracy,
+        "final_search_accuracy": after,
+        "test_accuracy": accuracy(model, test, session.device),
+        "baseline": _rival(session, rival_arch, rival, test),
+        "final": session.config.final.how if net is not None else "retrain",
+        "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.fixed},
+        "parts": [row._asdict() for row in session.meter.counter.parts(chosen.arch)],
+        "spaces": _path(session),
+        "front": _front(session, trials),
+        "trials": len(session.run.trials()),
+        "data": {"source": session.data.source, "counts": session.data.counts, "classes": len(session.data.classes)},
+        "seed": session.seed,
+    }
+    facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
+    card = Card(
+        chosen.arch, dict(session.space.fixed), session.data.classes, session.data.mean, session.data.std, facts
+    )
+    save_network(session.run.folder / "network", model, card)
+    return {**result, "seconds": session.run.seconds()}
+
+
+def _network(session: Session, arch: Arch, net: Supernet | None, stage: str) -> nn.Module:
+    """Inherit, fine-tune or retrain; without a supernet there is nothing to inherit."""
+    how, settings = session.config.final.how, session.config.final.train
+    if net is None or how == "retrain":
+        return session.plain(arch, settings, stage)
+    inherited = session.family.extract(net.model(), arch)
+    return inherited.eval() if how == "inherit" else session.plain(arch, settings, stage, inherited)
+
+
+def _rival(session: Session, arch: Arch | None, model: nn.Module | None, test: Any) -> dict[str, Any] | None:
+    if arch is None or model is None:
+        return None
+    params, macs = session.meter.counter.both(arch)
+    figure = accuracy(model, test, session.device)
+    return {"arch": arch.to_dict(), "params": params, "macs": macs, "test_accuracy": figure}
+
+
+def _path(session: Session) -> list[dict[str, Any]]:
+    rows = []
+    for row in session.run.spaces():
+        params, macs = session.meter.counter.both(row["space"].largest())
+        dims = {d.key: list(d.choices) for d in row["space"].dims}
+        rows.append(
+            {
+                "t": row.get("step", row["t"]),
+                "repair": row.get("repair", False),
+                "dims": dims,
+                "largest": {"params": params, "macs": macs},
+            }
+        )
+    return rows
+
+
+def _front(session: Session, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """The trials no other beats in both accuracy and the cost in question."""
+    import numpy as np
+
+    name = str(session.config.search.get("cost", "params"))
+    points = np.array([[-t.accuracy, t.cost(name)] for t in trials])
+    front = sorted((t for t, keep in zip(trials, non_dominated(points)) if keep), key=lambda t: t.cost(name))
+    return [{"arch": t.arch.to_dict(), "accuracy": t.accuracy, "cost": name, "value": t.cost(name)} for t in front]

@@ -1,0 +1,209 @@
+"""From data and budget to a first space: patch, head width, recipe and the space whose largest member just fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tailorvit.arch import Arch
+from tailorvit.config import Config, configure, merged
+from tailorvit.costs.limits import Limits
+from tailorvit.costs.meter import Meter, largest_fitting
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.families import family, named_arch, named_space, with_fixed
+from tailorvit.space import Dim, Space
+
+
+def default_limit(images: int) -> str:
+    """A parameter budget when none is given: some forty to sixty numbers per training image, between known sizes."""
+    return "60k" if images < 3_000 else "1M" if images < 20_000 else "5M" if images < 200_000 else "22M"
+
+
+def patch_for(side: int) -> int:
+    """The patch that cuts an image side into about 8 pieces (14 for large images); the side must allow 2 or more."""
+    goal = 8 if side <= 128 else 14
+    options = [p for p in range(1, side // 2 + 1) if side % p == 0 and side // p <= 16]
+    if not options:
+        near = max(8, round(side / 8) * 8)
+        raise TailorError(f"Images of {side} px cannot be cut into equal patches; try --image-size {near}.")
+    # 8 px digits would give 1 px patches: at least 2 px a patch where the side allows.
+    return min(options, key=lambda p: (abs(side // p - goal) + (100 if p < 2 <= side // 2 else 0), p))
+
+
+def head_dim_for(limits: Limits) -> int:
+    """Heads of 64 as in the papers; narrower for budgets under which a 64-wide head is the whole network."""
+    params = limits.high("params") or (limits.high("macs") or 1e12) / 50
+    return 16 if params < 300_000 else 32 if params < 3_000_000 else 64
+
+
+def data_fixed(space: Space | None, data: Any, limits: Limits, family_name: str = "vit") -> dict[str, Any]:
+    """The shared settings that follow from the data, over those a named space brings."""
+    fixed = dict(space.fixed) if space else {}
+    fixed.update(classes=len(data.classes), channels=data.channels, image_size=tuple(data.image_size))
+    if space is None:
+        high, wide = data.image_size
+        patch = patch_for(min(high, wide)) if high != wide else patch_for(high)
+        reach = min(14, max(high, wide) // patch - 1)
+        fixed.update(patch=patch, head_dim=head_dim_for(limits), reach=max(1, reach))
+    family(family_name).frame(fixed)
+    return fixed
+
+
+def initial_space(config: Config, data: Any, limits: Limits) -> Space:
+    """The space a run starts in: named, written out in the recipe, or made for the budget."""
+    if isinstance(config.space, dict):
+        given = dict(config.space)
+        if "name" in given:
+            name, extra = str(given.pop("name")), dict(given.pop("fixed", {}))
+            for key in given:
+                raise TailorError(f"A space with a name takes only 'fixed' besides, not '{key}'.")
+            space = named_space(name, **extra)
+        else:
+            space = Space.from_dict(given)
+            family(space.family)
+        return with_fixed(space, **data_fixed(space, data, limits, space.family))
+    if config.space != "auto":
+        space = named_space(config.space)
+        return with_fixed(space, **data_fixed(space, data, limits, space.family))
+    return auto_space(config.family, data_fixed(None, data, limits, config.family), limits)
+
+
+def auto_space(family_name: str, fixed: Mapping[str, Any], limits: Limits, **meter: Any) -> Space:
+    """The largest space of the usual shape whose largest member lies under every limit."""
+    record, gauge = family(family_name), Meter(family_name, fixed, limits, **meter)
+    space = largest_fitting(record.auto(fixed), lambda s: gauge.below(s.largest()))
+    if space is None:
+        least = next(record.auto(fixed))
+        raise InfeasibleError(
+            f"No {family_name} for {len_words(fixed)} keeps {limits.describe()}: the smallest tried has "
+            + ", ".join(f"{m} {_show(gauge, m, least.largest())}" for m in limits.metrics)
+            + "."
+        )
+    return space
+
+
+def _show(meter: Meter, metric: Any, arch: Arch) -> str:
+    from tailorvit import units
+
+    return units.show(meter.cost(metric, arch), metric)
+
+
+def len_words(fixed: Mapping[str, Any]) -> str:
+    """The task in words: ``10 classes at 8x8 px``."""
+    high, wide = fixed["image_size"]
+    return f"{fixed['classes']} classes at {high}x{wide} px"
+
+
+def hand_designed(space: Space, meter: Meter) -> Arch | None:
+    """The largest hand-designed network that keeps the limits; None where even the smallest does not."""
+    return largest_fitting(family(space.family).baseline(dict(space.fixed)), meter.fits)
+
+
+def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
+    """The architecture of method ``fixed`` with the settings it brings."""
+    if isinstance(config.arch, str):
+        named = named_arch(config.arch)
+        return named.arch, dict(named.fixed)
+    if isinstance(config.arch, dict):
+        return family(str(config.arch.get("family", config.family))).arch(config.arch), {}
+    raise TailorError("Method 'fixed' needs 'arch': a name (see tailorvit list archs) or a table.")
+
+
+def wanted_size(config: Config) -> int | tuple[int, int] | None:
+    """The image size to open the data with: the recipe's, else the named space's own, else the data's."""
+    if config.data.image_size is not None:
+        return config.data.image_size
+    fixed: Mapping[str, Any] = {}
+    if config.method == "fixed":
+        fixed = fixed_arch(config)[1]
+    elif config.space != "auto":
+        fixed = dict(_named_or_inline(config).fixed)
+    size = fixed.get("image_size")
+    return size if size is None or isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def shrunk(space: Space) -> Space:
+    """A space with the same dimensions and scopes and small numbers, for a tiny form of any recipe."""
+    dims: list[Dim] = []
+    for dim in space.dims:
+        if dim.name == "depth":
+            choices: tuple[Any, ...] = (1, 2, 3)[: len(dim.choices)]
+        elif dim.name == "heads":
+            choices = (1, 2)[: len(dim.choices)]
+        elif dim.name == "embed":
+            choices = (16, 20, 24)[: len(dim.choices)]
+        else:
+            choices = dim.choices
+        small = dim.name in ("depth", "heads", "embed")
+        dims.append(
+            replace(dim, choices=choices, shift=(4 if dim.name == "embed" else 1) if small else dim.shift, minimum=0)
+        )
+    return replace(space, dims=tuple(dims)).with_fixed(
+        image_size=(8, 8), patch=2, head_dim=8, reach=3, channels=1, classes=10
+    )
+
+
+TINY_TRAIN = {"epochs": 2, "batch": 64, "warmup": 0.5, "compile": False, "precision": "fp32", "augment": "mild"}
+
+
+def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
+    """The tiny form of a recipe: same method and structure, seconds of work, digits unless the user brought images."""
+    config = configure(data)
+    small = merged(
+        data,
+        {
+            "train": TINY_TRAIN,
+            "final": {"train": TINY_TRAIN, "candidates": 1},
+            "s4": {"pairs": 4, "iterations": min(config.s4.iterations, 2)},
+            "device": "cpu",
+        },
+    )
+    name = str(config.search.get("name", "evolution"))
+    sizes: dict[str, dict[str, int]] = {
+        "evolution": {"population": 6, "parents": 3, "generations": 2, "crossover": 2, "mutation": 2},
+        "nsga2": {"population": 6, "generations": 2},
+        "random": {"budget": 8, "batch": 4},
+    }
+    small["search"] = {"name": name, **sizes[name]}
+    small["data"] = {**dict(data.get("data", {})), "limit": 400}
+    if own_data:
+        small["data"].setdefault("image_size", 32)
+    else:
+        small["data"] = {"source": "digits", "limit": 400}
+        small["limits"] = {}
+        if config.method == "fixed":
+            small["arch"] = {"family": config.family, "depth": 2, "embed": 24, "heads": 2, "mlp": 2}
+        elif config.space != "auto":
+            full = _named_or_inline(config)
+            small["space"] = shrunk(full).to_dict()
+            small["limits"] = _scaled_limits(config, full, Space.from_dict(small["space"]))
+        else:
+            small["limits"] = {"max_params": "20k"}
+    return small
+
+
+def _named_or_inline(config: Config) -> Space:
+    if isinstance(config.space, dict):
+        if "name" in config.space:
+            return named_space(str(config.space["name"]), **config.space.get("fixed", {}))
+        return Space.from_dict(config.space)
+    return named_space(config.space)
+
+
+def _scaled_limits(config: Config, full: Space, small: Space) -> dict[str, str | float]:
+    """Counted limits at the same place between smallest and largest as in the recipe; measured ones are left out."""
+    before, after = Meter.for_space(full), Meter.for_space(small)
+    limits: dict[str, str | float] = {}
+    for metric, low, high in config.budget():
+        if metric not in ("params", "macs"):
+            continue
+        least, most = before.cost(metric, full.smallest()), before.cost(metric, full.largest())
+        new_least, new_most = after.cost(metric, small.smallest()), after.cost(metric, small.largest())
+        for side, bound in (("min", low), ("max", high)):
+            if bound is not None:
+                place = (bound - least) / (most - least)
+                limits[f"{side}_{metric}"] = float(
+                    round(new_least + min(max(place, 0.1), 1.5) * (new_most - new_least))
+                )
+    return limits

@@ -1,0 +1,239 @@
+"""A session: one run's data, space, limits and folder, and the pieces of work every method is made of.
+
+Every piece is a named stage whose result is stored, and every evaluation is stored as a trial. So a killed run goes on
+by simply running again: finished stages answer from the folder, known trials are not evaluated twice, and a training
+continues from its checkpoint. Nothing depends on what was in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tailorvit.arch import Arch
+from tailorvit.config import Config
+from tailorvit.costs.limits import Limits
+from tailorvit.costs.meter import Meter
+from tailorvit.data import Data, augment_preset
+from tailorvit.errors import TailorError
+from tailorvit.families import family
+from tailorvit.progress import Progress
+from tailorvit.rng import derive, seed_everything
+from tailorvit.runs import Run
+from tailorvit.search import Candidate, Trial, run_search, searcher
+from tailorvit.search.base import Evaluate
+from tailorvit.seek.slopes import Accuracies
+from tailorvit.space import Space
+from tailorvit.train import RULES, Evaluator, Rule, Sink, TrainSettings, accuracy, train
+from tailorvit.train.loop import inherit, shortened
+
+
+class RunSink(Sink):
+    """A training's checkpoints, epochs and events, in the run folder and on the screen."""
+
+    def __init__(self, session: Session, stage: str) -> None:
+        self.session, self.stage = session, stage
+        self._board = session.board(stage)
+
+    def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Keep the state."""
+        self.session.run.save_checkpoint(self.stage, tensors, meta)
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The state kept last."""
+        return self.session.run.load_checkpoint(self.stage)
+
+    def epoch(self, epoch: int, facts: Mapping[str, Any]) -> None:
+        """Into the database, and to TensorBoard when asked."""
+        self.session.run.record_epoch(self.stage, epoch, **facts)
+        if self._board is not None:
+            for name, value in facts.items():
+                self._board.add_scalar(name, value, epoch)
+
+    def event(self, kind: str, text: str) -> None:
+        """Into the log."""
+        self.session.tell(kind, f"{self.stage}: {text}")
+
+    def progress(self, step: int, total: int, facts: Mapping[str, Any]) -> None:
+        """On the screen."""
+        self.session.progress.step(self.stage, step, total, facts)
+
+
+class Session:
+    """The pieces of work: train a supernet, score sub-networks, search, train a plain network, test it."""
+
+    def __init__(
+        self, config: Config, run: Run, data: Data, space: Space, limits: Limits, device: str, progress: Progress
+    ) -> None:
+        self.config, self.run, self.data, self.space = config, run, data, space
+        self.limits, self.device, self.progress = limits, device, progress
+        self.seed = config.seed
+        self.family = family(space.family)
+        self.meter = Meter.for_space(space, limits, device=device, recall=run.measured, record=run.record_measured)
+        self._search_batches: list[tuple[Tensor, Tensor]] | None = None
+
+    # -- telling ----------------------------------------------------------------------------------------------------
+
+    def tell(self, kind: str, text: str, **data: Any) -> None:
+        """Log an event and show it."""
+        self.run.event(kind, text, **data)
+        self.progress.say(text)
+
+    def board(self, stage: str) -> Any:
+        """A TensorBoard writer for a stage, or None."""
+        if not self.config.tensorboard:
+            return None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise TailorError("tensorboard = true needs the package: pip install 'tailorvit[tensorboard]'.") from None
+        return SummaryWriter(str(self.run.folder / "tensorboard" / stage))
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time of a piece of work to its stage, also when it is interrupted."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.run.spend(stage, time.monotonic() - start)
+
+    # -- data -------------------------------------------------------------------------------------------------------
+
+    def search_batches(self) -> list[tuple[Tensor, Tensor]]:
+        """The search split, loaded once."""
+        if self._search_batches is None:
+            self._search_batches = list(self.data.eval_batches("search", self.config.evaluate.batch))
+        return self._search_batches
+
+    def train_batches(self, settings: TrainSettings, stage: str) -> Any:
+        """Training batches, whose order belongs to the stage's seed."""
+        augment = augment_preset(settings.augment, self.data.image_size, self.data.source)
+        return self.data.train_batches(settings.batch, derive(self.seed, stage, "data") % 2**31, augment)
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def fit(self, model: nn.Module, rule: Rule, settings: TrainSettings, stage: str, evaluate: Any = None) -> nn.Module:
+        """Train a network under a rule, once: a finished stage gives its weights back."""
+        kept = self.run.load_checkpoint(stage)
+        if kept is not None and kept[1].get("done"):
+            _load_weights(model, kept[0])
+            self.run.finish(stage, kept[1]["done"])
+            return model.to(self.device).eval()
+        if self.run.result(stage) is not None:
+            self.tell("warning", f"{stage}: its weights are gone, so it is trained again")
+        with self.timed(stage):
+            batches = self.train_batches(settings, stage)
+            seed = derive(self.seed, stage, "train") % 2**31
+            trained = train(model, batches, rule, settings, seed, RunSink(self, stage), evaluate, self.device)
+            # The checkpoint keeps what the stage is for: weights (the average, where one was kept), no optimiser.
+            done = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
+            weights = {f"model/{n}": p.detach() for n, p in model.named_parameters()}
+            self.run.save_checkpoint(stage, weights, {"done": done})
+        self.run.finish(stage, done)
+        return model
+
+    def plain(self, arch: Arch, settings: TrainSettings, stage: str, start: nn.Module | None = None) -> nn.Module:
+        """Train one plain network, from scratch or from given weights."""
+        from tailorvit.train import Fixed
+
+        seed_everything(self.seed, "init", "plain")  # found and hand-designed networks start from the same stream
+        model = start or self.family.build(self.family.frame(dict(self.space.fixed)), arch, settings.drop_path)
+
+        def look() -> dict[str, float]:
+            return {"search_accuracy": accuracy(model, self.search_batches(), self.device)}
+
+        return self.fit(model, Fixed(), settings, stage, look)
+
+    def supernet(self, space: Space, t: int, before: Supernet | None = None) -> Supernet:
+        """The supernet of step t; trained when something first needs it."""
+        return Supernet(self, space, f"supernet-{t}", before)
+
+    # -- search -----------------------------------------------------------------------------------------------------
+
+    def trial(self, candidate: Candidate, percent: float, generation: int) -> Trial:
+        """A candidate with its accuracy and costs."""
+        costs = self.meter.costs(candidate.arch)
+        params, macs = int(costs.pop("params")), int(costs.pop("macs"))
+        return Trial(
+            candidate.arch, percent, params, macs, candidate.source, generation, tuple(candidate.parents), costs
+        )
+
+    def search(self, space: Space, score: Evaluate, stage: str = "search") -> list[Trial]:
+        """Search a space under the limits, with accuracies from ``score``."""
+        entry, settings = searcher(str(self.config.search.get("name", "evolution"))), self.config.search_settings()
+        with self.timed(stage):
+            return run_search(entry.factory(space, self.meter.fits, derive(self.seed, stage) % 2**31, settings), score)
+
+
+class Supernet:
+    """A space's supernet and the accuracies of its members; trains or loads itself only when a figure is missing."""
+
+    def __init__(self, session: Session, space: Space, stage: str, before: Supernet | None = None) -> None:
+        self.session, self.space, self.stage, self.before = session, space, stage, before
+        self._evaluator: Evaluator | None = None
+
+    def model(self) -> nn.Module:
+        """The trained supernet."""
+        return self._ready().model
+
+    def _ready(self) -> Evaluator:
+        if self._evaluator is None:
+            session, settings = self.session, self.session.config.train
+            seed_everything(session.seed, "init", self.stage)
+            model = session.family.supernet(self.space, settings.drop_path)
+            if self.before is not None and session.run.result(self.stage) is None:
+                inherit(model, self.before.model())
+            if self.before is not None:
+                settings = shortened(settings, session.config.s4.warm_share)
+            look = Evaluator(model, session.search_batches(), session.device)
+            watched = {"largest": self.space.largest(), "smallest": self.space.smallest()}
+
+            def figures() -> dict[str, float]:
+                look.known.clear()
+                return dict(zip(watched, look(list(watched.values())), strict=True))
+
+            session.fit(model, RULES[settings.rule](self.space), settings, self.stage, figures)
+            together = session.config.evaluate.together
+            self._evaluator = Evaluator(model, session.search_batches(), session.device, together)
+            self.before = None
+        return self._evaluator
+
+    def score(self, stage: str, candidates: Sequence[Candidate], generation: int = 0) -> list[Trial]:
+        """Trials on the search split, stored under a stage; what is stored already is not evaluated again."""
+        session, run = self.session, self.session.run
+        known = {c.arch: run.accuracy(stage, c.arch) for c in candidates}
+        todo = list({c.arch: c for c in candidates if known[c.arch] is None}.values())
+        together = session.config.evaluate.together
+        for i in range(0, len(todo), together):
+            group = todo[i : i + together]
+            percents = self._ready()([c.arch for c in group])
+            known.update({c.arch: p for c, p in zip(group, percents, strict=True)})
+            run.record_trials(stage, [vars(session.trial(c, float(p), generation)) for c, p in zip(group, percents)])
+            session.progress.step(stage, i + len(group), len(todo), {})
+        return [session.trial(c, float(known[c.arch] or 0.0), generation) for c in candidates]
+
+    def accuracies(self, stage: str) -> Accuracies:
+        """Accuracies of pairs, for slopes."""
+
+        def ask(archs: Sequence[Arch]) -> list[float]:
+            self._ready() if any(self.session.run.accuracy(stage, a) is None for a in archs) else None
+            with self.session.timed(stage):
+                return [t.accuracy for t in self.score(stage, [Candidate(a, "pair") for a in archs])]
+
+        return ask
+
+
+@torch.no_grad()
+def _load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    named = dict(model.named_parameters())
+    state = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
+    if {k: tuple(v.shape) for k, v in state.items()} != {k: tuple(v.shape) for k, v in named.items()}:
+        raise TailorError("A checkpoint of this run belongs to another space or network: names or shapes differ.")
+    for name, parameter in named.items():
+        parameter.copy_(state[name])

@@ -1,0 +1,238 @@
+"""Run: the folder of one run, safe against kills, full disks and damaged checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tailorvit.errors import TailorError
+from tailorvit.runs import atomic, checkpoint
+from tailorvit.runs.database import Database
+from tailorvit.runs.lock import NAME as LOCK
+from tailorvit.runs.lock import Lock
+from tailorvit.runs.tables import Tables, now
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RECIPE, INFO, DATABASE, LOG, RESULT = "recipe.toml", "info.json", "run.db", "log.txt", "result.json"
+# What create() writes before info.json, which comes last and makes the folder a run.
+_BEGUN = (LOCK, RECIPE, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
+
+
+def _json(path: Path) -> Any:
+    """A JSON file's content; ValueError when it is not whole."""
+    return json.loads(path.read_text("utf-8", "surrogateescape"))
+
+
+def _finished(folder: Path) -> bool:
+    try:
+        return isinstance(_json(folder / RESULT), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that holds a run or anything else; one in which create() was killed is free."""
+    names = {p.name for p in folder.iterdir()}
+    if INFO in names and _finished(folder):
+        raise TailorError(f"'{folder}' holds a finished run; choose another folder.")
+    if INFO in names:
+        again = f"tailorvit resume {shlex.quote(str(folder))}"
+        raise TailorError(f"'{folder}' holds an unfinished run; go on with `{again}` or choose another folder.")
+    strange = sorted(n for n in names if n not in _BEGUN and not n.endswith(atomic.SUFFIX))
+    if strange or (names and LOCK not in names):  # without our lock file a lone recipe.toml is somebody else's
+        held = (strange or sorted(names))[0]
+        raise TailorError(f"'{folder}' holds something else ('{held}'); choose a new or empty folder.")
+
+
+class Run(Tables):
+    """One run. Writing methods leave whole files and whole rows at every moment."""
+
+    def __init__(
+        self, folder: Path, recipe: str, info: Mapping[str, Any], database: Database, lock: Lock | None
+    ) -> None:
+        super().__init__(database)
+        self.folder, self.recipe, self.info = folder, recipe, dict(info)
+        self._lock = lock
+
+    @classmethod
+    def create(cls, folder: Path, recipe: str, info: Mapping[str, Any]) -> Run:
+        """Begin a run in a new or empty folder."""
+        folder = Path(folder)
+        try:
+            with contextlib.ExitStack() as undo:
+                folder.mkdir(parents=True, exist_ok=True)
+                _check_free(folder)
+                lock = Lock(folder)
+                undo.callback(lock.release)
+                _check_free(folder)  # again: another process may have been faster
+                atomic.sweep(folder)
+                database = Database(folder / DATABASE)
+                undo.callback(database.close)
+                atomic.write_text(folder / RECIPE, recipe)
+                info = json.loads(atomic.dumps({"started": now(), **info}))
+                atomic.write_json(folder / INFO, info)
+                undo.pop_all()
+        except OSError as error:
+            raise TailorError(f"Cannot write to '{folder}': {error.strerror or error}.") from error
+        return cls(folder, recipe, info, database, lock)
+
+    @classmethod
+    def open(cls, folder: Path, lock: bool = True) -> Run:
+        """Open a run to go on with it, or with ``lock=False`` only to read it."""
+        folder = Path(folder)
+        run, missing = cls.salvage(folder)
+        if missing:
+            raise TailorError(f"'{folder}' is not a run folder: {missing[0]}")
+        if not lock:
+            return run
+        try:
+            held = Lock(folder)
+        except OSError as error:
+            raise TailorError(f"Cannot write to '{folder}': {error.strerror or error}.") from error
+        try:
+            for place in (folder, folder / "checkpoints"):
+                atomic.sweep(place)
+            return cls(folder, run.recipe, run.info, Database(folder / DATABASE), held)
+        except BaseException:
+            held.release()
+            raise
+
+    @classmethod
+    def salvage(cls, folder: Path) -> tuple[Run, tuple[str, ...]]:
+        """Open for reading whatever is left of a run, with a sentence for each part missing or damaged."""
+        folder = Path(folder)
+        missing: list[str] = []
+        recipe, info = "", {}
+        if not folder.is_dir():
+            missing.append("there is no such folder.")
+        else:
+            try:
+                recipe = (folder / RECIPE).read_text("utf-8", "surrogateescape")
+            except OSError as error:
+                missing.append(_absent(RECIPE, error))
+            try:
+                info = _json(folder / INFO)
+                if not isinstance(info, dict):
+                    raise ValueError("it is not a table")
+            except (OSError, ValueError) as error:
+                info = {}
+                missing.append(_absent(INFO, error))
+            if not (folder / DATABASE).is_file():
+                missing.append(f"{DATABASE} is missing.")
+        return cls(folder, recipe, info, Database(folder / DATABASE, readonly=True), None), tuple(missing)
+
+    def close(self) -> None:
+        """Close the database and let others have the folder."""
+        self._database.close()
+        if self._lock:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether result.json is there and whole."""
+        return _finished(self.folder)
+
+    # -- events and files ---------------------------------------------------------------------------------------------
+
+    def event(self, kind: str, text: str, **data: Any) -> None:
+        """Keep something worth telling; also a line in log.txt."""
+        time = now()
+        text = text.encode("utf-8", "backslashreplace").decode()  # a file name may hold bytes that are no UTF-8
+        statement = "INSERT INTO events (time, kind, text, data) VALUES (?, ?, ?, ?)"
+        self._database.write(statement, [(time, kind, text, atomic.dumps(data))])
+        line = f"{time} {kind}: {' '.join(text.splitlines())}\n"
+        with contextlib.suppress(OSError), (self.folder / LOG).open("a", encoding="utf-8") as log:
+            log.write(line)  # for people; the row above is what counts
+
+    def _note(self, kind: str, text: str, **data: Any) -> None:
+        """An event where one can be written; on a full disk or a run open for reading it is let go."""
+        if not self._database.readonly:
+            with contextlib.suppress(TailorError):
+                self.event(kind, text, **data)
+
+    def _named(self, name: str) -> Path:
+        return self.folder / (name if name.endswith(".json") else f"{name}.json")
+
+    def write_json(self, name: str, data: Any) -> None:
+        """Replace RUN/name(.json) in one step."""
+        path = self._named(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(path, data)
+        except OSError as error:
+            raise TailorError(f"Cannot write '{path}': {error.strerror or error}.") from error
+
+    def read_json(self, name: str) -> Any | None:
+        """RUN/name(.json); None when it is missing or damaged."""
+        path = self._named(name)
+        try:
+            return _json(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._note("damaged", f"{path.name} is damaged ({error}); it is taken as missing.")
+            return None
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, name: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bool:
+        """Save; False when the disk refused, with the old checkpoint still in place.
+
+        Record the rows of a piece of work before the checkpoint that moves past it: a kill in between then repeats
+        the work into the same rows, where the other order would leave a row missing for good.
+        """
+        folder = self.folder / "checkpoints"
+        try:
+            folder.mkdir(exist_ok=True)
+            checkpoint.save(folder, name, tensors, meta)
+        except OSError as error:
+            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+            self._note("checkpoint", f"Checkpoint {name} was not saved ({why}); the one before it is kept.", name=name)
+            return False
+        return True
+
+    def load_checkpoint(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest whole checkpoint of that name; an event tells when it is not the last one written."""
+        path, previous, _ = checkpoint.files(self.folder / "checkpoints", name)
+        problem = ""
+        try:
+            return checkpoint.read(path)
+        except FileNotFoundError:
+            if not previous.exists():
+                return None
+            problem = f"Checkpoint {name} is missing"
+        except checkpoint.DamagedError as error:
+            problem = f"Checkpoint {name} is damaged ({error})"
+        except OSError as error:
+            problem = f"Checkpoint {name} cannot be read ({error.strerror or error})"
+        try:
+            found = checkpoint.read(previous)
+        except (OSError, checkpoint.DamagedError):
+            self._note("checkpoint", f"{problem}, and there is no whole one before it; starting over.", name=name)
+            return None
+        self._note("checkpoint", f"{problem}; going on from the one before.", name=name)
+        if self._lock and "cannot be read" not in problem:
+            previous.replace(path)  # else the next save would keep the damaged file as the one before
+        return found
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Remove a checkpoint; one that is not there is no mistake."""
+        checkpoint.drop(self.folder / "checkpoints", name)
+
+
+def _absent(name: str, error: Exception) -> str:
+    return f"{name} is missing." if isinstance(error, FileNotFoundError) else f"{name} is damaged ({error})."

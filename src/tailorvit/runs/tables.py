@@ -1,0 +1,157 @@
+"""What a run remembers: stages, events, trials, spaces, slopes, decisions, epochs, measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from tailorvit.arch import Arch
+from tailorvit.runs.atomic import dumps
+from tailorvit.runs.database import Database
+from tailorvit.space import Space
+
+_COLUMNS = ("accuracy", "params", "macs", "source", "generation", "seconds")
+
+
+def now() -> str:
+    """The time as people and machines read it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _scalar(value: Any) -> Any:
+    """A numpy or torch scalar as Python's own."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _upsert(table: str, keys: str, values: str) -> str:
+    """INSERT that overwrites the values, and keeps the place, of a row already there under the same keys."""
+    names = [*keys.split(), *values.split()]
+    change = ", ".join(f"{v}=excluded.{v}" for v in values.split())
+    marks = ", ".join("?" * len(names))
+    return (
+        f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})"
+        f" ON CONFLICT ({', '.join(keys.split())}) DO UPDATE SET {change}"
+    )
+
+
+class Tables:
+    """The tables of one run. Work done twice lands in the same row, in its first place."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def _all(self, what: str, where: str = "", *values: Any) -> list[tuple[Any, ...]]:
+        return self._database.read(f"SELECT {what} {where} ORDER BY id", values)
+
+    # -- stages: named pieces of work done once -----------------------------------------------------------------------
+
+    def result(self, stage: str) -> Any | None:
+        """What a finished stage left; None while it is not finished."""
+        rows = self._all("result FROM stages", "WHERE stage=?", stage)
+        return json.loads(rows[0][0]) if rows else None
+
+    def finish(self, stage: str, result: Any) -> None:
+        """Mark a stage as done and keep its result."""
+        self._database.write(_upsert("stages", "stage", "result time"), [(stage, dumps(result), now())])
+
+    def spend(self, stage: str, seconds: float) -> None:
+        """Add working time to a stage, over all resumes."""
+        statement = (
+            "INSERT INTO seconds (stage, seconds) VALUES (?, ?)"
+            " ON CONFLICT (stage) DO UPDATE SET seconds = seconds.seconds + excluded.seconds"
+        )
+        self._database.write(statement, [(stage, float(seconds))])
+
+    def seconds(self) -> dict[str, float]:
+        """Working time per stage."""
+        return dict(self._all("stage, seconds FROM seconds"))
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """What happened, oldest first: time, kind, text, data."""
+        where = ("WHERE kind=?", kind) if kind is not None else ()
+        rows = self._all("time, kind, text, data FROM events", *where)
+        return [{"time": t, "kind": k, "text": x, "data": json.loads(d)} for t, k, x, d in rows]
+
+    # -- trials -------------------------------------------------------------------------------------------------------
+
+    def record_trials(self, stage: str, trials: Sequence[Mapping[str, Any]]) -> None:
+        """Keep evaluated architectures, all of them or none; one row per stage and architecture."""
+        rows = []
+        for trial in trials:
+            extra = {k: v for k, v in trial.items() if k not in ("arch", "parents", "costs", *_COLUMNS)}
+            parents, costs = list(trial.get("parents") or ()), dict(trial.get("costs") or {})
+            plain = [_scalar(trial.get(c)) for c in _COLUMNS]
+            rows.append((stage, trial["arch"].to_json(), *plain, dumps(parents), dumps(costs), dumps(extra)))
+        self._database.write(_upsert("trials", "stage arch", f"{' '.join(_COLUMNS)} parents costs extra"), rows)
+
+    def trials(self, stage: str | None = None) -> list[dict[str, Any]]:
+        """Evaluated architectures in the order they came."""
+        where = ("WHERE stage=?", stage) if stage is not None else ()
+        rows = self._all(f"stage, arch, {', '.join(_COLUMNS)}, parents, costs, extra FROM trials", *where)
+        return [
+            {
+                **json.loads(extra),
+                "stage": name,
+                "arch": Arch.from_json(arch),
+                **dict(zip(_COLUMNS, plain, strict=True)),
+                "parents": [Arch.from_dict(p) for p in json.loads(parents)],
+                "costs": json.loads(costs),
+            }
+            for name, arch, *plain, parents, costs, extra in rows
+        ]
+
+    def accuracy(self, stage: str, arch: Arch) -> float | None:
+        """The accuracy a stage recorded for an architecture."""
+        rows = self._all("accuracy FROM trials", "WHERE stage=? AND arch=?", stage, arch.to_json())
+        return rows[0][0] if rows else None
+
+    # -- search of the space ------------------------------------------------------------------------------------------
+
+    def record_space(self, t: int, space: Space, **facts: Any) -> None:
+        """Keep the space of step t."""
+        self._database.write(_upsert("spaces", "t", "space facts"), [(int(t), dumps(space), dumps(facts))])
+
+    def spaces(self) -> list[dict[str, Any]]:
+        """Spaces in the order they came: t, space and their facts."""
+        rows = self._all("t, space, facts FROM spaces")
+        return [{**json.loads(f), "t": t, "space": Space.from_dict(json.loads(s))} for t, s, f in rows]
+
+    def record_slope(self, t: int, dim: str, facts: Mapping[str, Any]) -> None:
+        """Keep the slope of one dimension at step t."""
+        self._database.write(_upsert("slopes", "t dim", "facts"), [(int(t), dim, dumps(dict(facts)))])
+
+    def slopes(self, t: int | None = None) -> list[dict[str, Any]]:
+        """Slopes with t and dim, of one step or of all."""
+        where = ("WHERE t=?", int(t)) if t is not None else ()
+        return [{**json.loads(f), "t": s, "dim": d} for s, d, f in self._all("t, dim, facts FROM slopes", *where)]
+
+    def record_decision(self, t: int, facts: Mapping[str, Any]) -> None:
+        """Keep where the space went from step t, and why."""
+        self._database.write(_upsert("decisions", "t", "facts"), [(int(t), dumps(dict(facts)))])
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Decisions in order, with t."""
+        return [{**json.loads(f), "t": t} for t, f in self._all("t, facts FROM decisions")]
+
+    # -- training and measuring ---------------------------------------------------------------------------------------
+
+    def record_epoch(self, stage: str, epoch: int, **facts: Any) -> None:
+        """Keep the figures of one epoch."""
+        self._database.write(_upsert("epochs", "stage epoch", "facts"), [(stage, int(epoch), dumps(facts))])
+
+    def epochs(self, stage: str | None = None) -> list[dict[str, Any]]:
+        """Epochs with stage and epoch, of one stage or of all."""
+        where = ("WHERE stage=?", stage) if stage is not None else ()
+        rows = self._all("stage, epoch, facts FROM epochs", *where)
+        return [{**json.loads(f), "stage": s, "epoch": e} for s, e, f in rows]
+
+    def measured(self, metric: str, arch: Arch) -> float | None:
+        """A cost measured before, so that one architecture is timed once."""
+        rows = self._all("value FROM measured", "WHERE metric=? AND arch=?", metric, arch.to_json())
+        return rows[0][0] if rows else None
+
+    def record_measured(self, metric: str, arch: Arch, value: float) -> None:
+        """Keep a measured cost."""
+        self._database.write(_upsert("measured", "metric arch", "value"), [(metric, arch.to_json(), float(value))])

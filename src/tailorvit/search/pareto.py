@@ -1,0 +1,63 @@
+"""Pareto arithmetic on arrays of points, one row each; every column is to be minimised."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def _points(points: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(points, dtype=np.float64)
+    if array.size == 0:
+        return array.reshape(0, array.shape[-1] if array.ndim == 2 else 0)
+    if array.ndim != 2 or np.isnan(array).any():
+        raise ValueError("points must be rows of numbers without NaN")
+    return array
+
+
+def non_dominated(points: ArrayLike) -> NDArray[np.bool_]:
+    """True for rows no other row dominates (as good everywhere and better somewhere); equal rows are all kept."""
+    p = _points(points)
+    mask = np.ones(len(p), dtype=np.bool_)
+    for i, row in enumerate(p):
+        mask[i] = not ((p <= row).all(1) & (p < row).any(1)).any()
+    return mask
+
+
+def ranks(points: ArrayLike) -> NDArray[np.int64]:
+    """0 for the front, 1 for the front of the rest, and so on."""
+    p = _points(points)
+    rank = np.full(len(p), -1, dtype=np.int64)
+    left, level = np.arange(len(p)), 0
+    while len(left):
+        front = non_dominated(p[left])
+        rank[left[front]] = level
+        left, level = left[~front], level + 1
+    return rank
+
+
+def crowding(points: ArrayLike) -> NDArray[np.float64]:
+    """NSGA-II's crowding distance within one front: infinite at the ends of every column, larger where it is empty."""
+    p = _points(points)
+    distance = np.zeros(len(p))
+    for column in p.T:
+        order = np.argsort(column, kind="stable")
+        distance[order[[0, -1]]] = np.inf
+        span = column[order[-1]] - column[order[0]]
+        if span > 0:
+            distance[order[1:-1]] += (column[order[2:]] - column[order[:-2]]) / span
+    return distance
+
+
+def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:
+    """The exact area two-column points dominate below the reference; points beyond it add nothing."""
+    p, ref = _points(points), np.asarray(reference, dtype=np.float64)
+    if ref.shape != (2,) or (len(p) and p.shape[1] != 2):
+        raise ValueError("hypervolume takes points of two columns and a reference of two numbers")
+    p = p[(p < ref).all(1)] if len(p) else p
+    area, ceiling = 0.0, ref[1]
+    for x, y in p[np.lexsort(p.T[::-1])] if len(p) else p:
+        if y < ceiling:
+            area += (ref[0] - x) * (ceiling - y)
+            ceiling = y
+    return float(area)

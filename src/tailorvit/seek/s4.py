@@ -1,0 +1,302 @@
+"""S4: move the space along the accuracy gradient to a neighbour that stays under the size limit, a few times.
+
+Each step trains (or is given) an evaluator for the space, estimates one slope per dimension, lists the legal
+neighbours, and takes the one whose direction has the largest cosine with the slopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from tailorvit import units
+from tailorvit.costs.meter import Meter
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.seek.directions import Floats, Ints, agreement, best, cosines, neighbours
+from tailorvit.seek.slopes import Accuracies, Slope, estimate
+from tailorvit.space import Space
+
+MAX_REPAIRS = 50
+
+
+@dataclass(frozen=True)
+class S4Settings:
+    """The choices the paper leaves open, with recommended defaults."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
+
+    iterations: int = 3
+    pairs: int = 40
+    adaptive: bool = False  # stop drawing pairs once the choice is clear
+    confidence: float = 0.9  # how often redrawn slopes must agree for a choice to be clear
+    slope_units: Literal["step", "raw", "range"] = "step"
+    blocks: Literal["all", "one"] = "all"
+    on_violation: Literal["repair", "error", "ignore"] = "repair"
+    repair: Literal["size", "slope"] = "size"
+    nonpositive: Literal["drop", "strict"] = "drop"
+    stop_at: float = 0.0  # stop when the best cosine is not above this; the paper's literal rule is below zero only
+    revisit: Literal["stop", "next"] = "next"
+    warm_start: bool = False  # the next supernet inherits overlapping weights and trains shorter
+    warm_share: float = 0.5  # share of the epochs a warm-started supernet trains
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("iterations", 0, 100),
+            ("pairs", 2, 10_000),
+            ("confidence", 0.5, 1),
+            ("warm_share", 0, 1),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise TailorError(f"s4.{name} must lie between {low} and {high}, not {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A neighbour: the direction that leads there and the cost of its largest member."""
+
+    gamma: tuple[int, ...]
+    space: Space = field(repr=False)
+    size: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one step decided, from which table, in one sentence."""
+
+    t: int
+    kind: Literal["move", "stop", "repair"]
+    gamma: dict[str, int]
+    reason: str
+    sentence: str
+    slopes: tuple[Slope, ...]
+    legal: tuple[dict[str, Any], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the slopes are stored by themselves."""
+        return {
+            "t": self.t,
+            "kind": self.kind,
+            "stop": self.kind == "stop",
+            "gamma": self.gamma,
+            "reason": self.reason,
+            "sentence": self.sentence,
+            "legal": list(self.legal),
+        }
+
+
+def size_metric(meter: Meter) -> str:
+    """The cost a space is sized by: the first with an upper limit, else parameters."""
+    return next((m for m, _, high in meter.limits if high is not None), "params")
+
+
+def moves(
+    space: Space, meter: Meter, nonpositive: Literal["drop", "strict"] = "drop", legal: bool = True
+) -> list[Move]:
+    """The neighbours of a space; by default those whose largest member lies strictly under every upper limit.
+
+    A lower limit asks the same largest member to reach it, so that something in the space can.
+    """
+    metric, found = size_metric(meter), []
+    for gamma in neighbours(len(space.dims)).tolist():
+        try:
+            moved = space.shift(dict(zip(space.keys, gamma, strict=True)), nonpositive)
+        except TailorError:
+            continue  # a dimension would lose all its choices
+        top = moved.largest()
+        low_ok = all(low is None or meter.cost(m, top) >= low for m, low, _ in meter.limits)
+        if not legal or (meter.below(top) and low_ok):
+            found.append(Move(tuple(gamma), moved, meter.cost(metric, top)))  # type: ignore[arg-type]
+    return found
+
+
+def scaled(slopes: Sequence[Slope], space: Space, how: Literal["step", "raw", "range"]) -> tuple[Floats, Floats]:
+    """Slopes and their errors in the chosen unit: per space step, per unit, or over the whole range."""
+    factor = {
+        "raw": [1.0] * len(slopes),
+        "step": [float(s.shift) for s in slopes],
+        "range": [float(space[s.dim].high) - float(space[s.dim].low) for s in slopes],
+    }[how]
+    z, error = np.array([s.z for s in slopes]), np.array([s.se for s in slopes])
+    return z * factor, error * factor
+
+
+def rank(options: Sequence[Move], slopes: Sequence[Slope], space: Space, how: Any) -> tuple[list[int], Floats, Floats]:
+    """(order from best to worst, cosines, predicted gains in points) of the options."""
+    directions: Ints = np.array([m.gamma for m in options], dtype=np.int64).reshape(len(options), len(slopes))
+    gains: Floats = directions @ np.array([s.z_step for s in slopes])
+    z, _ = scaled(slopes, space, how)
+    return best(directions, z, gains, [m.size for m in options]), cosines(directions, z), gains
+
+
+def _words(space: Space, move: Move) -> str:
+    return space.difference(move.space)
+
+
+def decide(
+    space: Space,
+    slopes: Sequence[Slope],
+    options: Sequence[Move],
+    settings: S4Settings,
+    t: int,
+    visited: set[Space],
+    metric: str,
+) -> tuple[Decision, Move | None]:
+    """Choose among the legal neighbours, or stop, and say why."""
+    z, _ = scaled(slopes, space, settings.slope_units)
+    order, cos, gains = rank(options, slopes, space, settings.slope_units)
+    _, raw, _ = rank(options, slopes, space, "raw")
+    _, per_step, _ = rank(options, slopes, space, "step")
+    table = tuple(
+        {
+            "gamma": list(options[i].gamma),
+            "size": options[i].size,
+            "cosine": float(cos[i]),
+            "cos_raw": float(raw[i]),
+            "cos_step": float(per_step[i]),
+            "gain": float(gains[i]),
+        }
+        for i in order
+    )
+
+    def stop(reason: str, sentence: str) -> tuple[Decision, None]:
+        return Decision(t, "stop", {}, reason, sentence, tuple(slopes), table), None
+
+    if not options:
+        return stop("no legal neighbour", f"Step {t}: the space stays, since no neighbouring space fits the limit.")
+    if float(np.linalg.norm(z)) < 1e-12:
+        return stop("no evidence", f"Step {t}: the space stays, since no dimension shows any effect on accuracy.")
+    for i in order:
+        if cos[i] <= settings.stop_at:
+            return stop(
+                "no promising neighbour",
+                f"Step {t}: the space stays; of {len(options)} legal neighbours the best new one has cosine "
+                f"{cos[i]:.2f} with the slopes, so none promises higher accuracy.",
+            )
+        move = options[i]
+        if move.space in visited:
+            if settings.revisit == "stop":
+                return stop("visited before", f"Step {t}: the best neighbour was visited before, so the space stays.")
+            continue
+        sentence = (
+            f"Step {t}: moved {_words(space, move)}; of {len(options)} legal neighbours this one has the largest "
+            f"cosine {cos[i]:.2f} with the slopes, a predicted gain of {gains[i]:+.2f} points, and its largest "
+            f"member has {metric} {units.show(move.size, metric)}."
+        )
+        gamma = dict(zip(space.keys, move.gamma, strict=True))
+        return Decision(t, "move", gamma, "largest cosine", sentence, tuple(slopes), table), move
+    return stop("visited before", f"Step {t}: every promising neighbour was visited before, so the space stays.")
+
+
+def repair_move(space: Space, meter: Meter, settings: S4Settings, slopes: Sequence[Slope] | None) -> Move:
+    """One move of a space whose largest member breaks the limit: into the legal set if possible, else towards it."""
+    metric = size_metric(meter)
+    options = moves(space, meter, settings.nonpositive)
+    if not options:
+        here = meter.cost(metric, space.largest())  # type: ignore[arg-type]
+        options = [m for m in moves(space, meter, settings.nonpositive, legal=False) if m.size < here]
+        if not options:
+            raise InfeasibleError(
+                f"The space cannot shrink any further and its largest member still breaks {meter.limits.describe()}."
+            )
+        if slopes is None:
+            return min(options, key=lambda m: (m.size, m.gamma))
+    if slopes is None:
+        return max(options, key=lambda m: (m.size, m.gamma))  # keep as much capacity as possible
+    return options[rank(options, slopes, space, settings.slope_units)[0][0]]
+
+
+class Book:
+    """Where a seek writes its steps; the run folder's book stores them, this one forgets."""
+
+    def space(self, t: int, space: Space, repaired: bool) -> None:
+        """A space was reached."""
+
+    def decided(self, decision: Decision) -> None:
+        """A decision was made."""
+
+
+def seek(
+    space: Space,
+    meter: Meter,
+    evaluator: Callable[[Space, int], Accuracies],
+    settings: S4Settings,
+    seed: int,
+    book: Book | None = None,
+) -> tuple[Space, int, list[Decision]]:
+    """Run S4; returns the last space, its step number, and every decision. ``evaluator(space, t)`` gives accuracies.
+
+    Repairs come before step 0 (by size) or use step slopes (by slope); they do not count as iterations.
+    """
+    book, decisions, visited, t = book or Book(), [], {space}, 0
+    metric = size_metric(meter)
+
+    def note(decision: Decision) -> None:
+        decisions.append(decision)
+        book.decided(decision)
+
+    def slopes_at(t: int) -> list[Slope]:
+        accuracies = evaluator(space, t)
+        enough = (lambda s: _clear(space, s, meter, settings)) if settings.adaptive else None
+        return estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough)
+
+    book.space(t, space, False)
+    repairs = 0
+    while not meter.below(space.largest()) and settings.on_violation != "ignore":
+        top = meter.cost(metric, space.largest())  # type: ignore[arg-type]
+        if settings.on_violation == "error":
+            raise InfeasibleError(
+                f"The first space's largest member has {metric} {units.show(top, metric)}, "
+                f"over {meter.limits.describe()}."
+            )
+        slopes = slopes_at(t) if settings.repair == "slope" else None
+        move = repair_move(space, meter, settings, slopes)
+        repairs += 1
+        if repairs > MAX_REPAIRS:
+            raise InfeasibleError(
+                f"{MAX_REPAIRS} repair moves did not bring the space under {meter.limits.describe()}."
+            )
+        gamma = dict(zip(space.keys, move.gamma, strict=True))
+        sentence = (
+            f"Repair {repairs}: the largest member has {metric} {units.show(top, metric)}, over the limit; "
+            f"moved {_words(space, move)}, so that it has {units.show(move.size, metric)}."
+        )
+        t += 1 if settings.repair == "slope" else 0
+        note(
+            Decision(
+                t - 1 if settings.repair == "slope" else -repairs,
+                "repair",
+                gamma,
+                "over the limit",
+                sentence,
+                tuple(slopes or ()),
+                (),
+            )
+        )
+        space = move.space
+        visited.add(space)
+        book.space(t if settings.repair == "slope" else 0, space, True)
+
+    for _ in range(settings.iterations):
+        options = moves(space, meter, settings.nonpositive)
+        decision, chosen = decide(space, slopes_at(t), options, settings, t, visited, metric)
+        note(decision)
+        if chosen is None:
+            break
+        space, t = chosen.space, t + 1
+        visited.add(space)
+        book.space(t, space, False)
+    return space, t, decisions
+
+
+def _clear(space: Space, slopes: Sequence[Slope], meter: Meter, settings: S4Settings) -> bool:
+    """Whether redrawing the slopes within their errors would nearly always pick the same neighbour."""
+    options = moves(space, meter, settings.nonpositive)
+    if not options:
+        return True
+    z, error = scaled(slopes, space, settings.slope_units)
+    order, _, _ = rank(options, slopes, space, settings.slope_units)
+    directions: Ints = np.array([m.gamma for m in options], dtype=np.int64)
+    return agreement(directions, z, error, order[0]) >= settings.confidence

@@ -1,0 +1,110 @@
+"""How accuracy changes along each dimension: slopes from pairs of architectures that differ in one dimension only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tailorvit.arch import Arch, Value
+from tailorvit.rng import generator
+from tailorvit.seek.directions import Floats
+from tailorvit.space import Dim, Space
+
+Accuracies = Callable[[Sequence[Arch]], list[float]]  # percent, on the search split
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two architectures that differ in one dimension, u against v; ``weight`` scales one-block pairs."""
+
+    first: Arch
+    second: Arch
+    u: Value
+    v: Value
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Accuracy points per unit of one dimension, with its standard error, also per space step."""
+
+    dim: str
+    z: float
+    se: float
+    shift: Value
+    pairs: tuple[tuple[Value, Value, float, float], ...]  # (u, v, accuracy at u, accuracy at v)
+
+    @property
+    def z_step(self) -> float:
+        """Points per step of the space."""
+        return self.z * float(self.shift)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with the pairs it was made from."""
+        return {**asdict(self), "z_step": self.z_step, "se_step": self.se * float(self.shift), "n": len(self.pairs)}
+
+
+def draw_pair(space: Space, dim: Dim, rng: np.random.Generator, blocks: Literal["all", "one"] = "all") -> Pair:
+    """A random member with the dimension at two different choices; everything else, and common layers, shared."""
+    member = space.sample(rng)
+    i, j = rng.choice(len(dim.choices), size=2, replace=False)
+    u, v = dim.choices[int(i)], dim.choices[int(j)]
+    if dim.scope == "block" and blocks == "one":
+        values = list(member.many(dim.key))
+        at = int(rng.integers(len(values)))
+        sides = [member.replace(**{dim.key: [*values[:at], w, *values[at + 1 :]]}) for w in (u, v)]
+        return Pair(sides[0], sides[1], u, v, weight=float(len(values)))
+    # The deeper side draws its extra layers; the shallower one cuts the same list, so common layers agree.
+    high = space.with_value(member, dim.key, max(u, v), rng)
+    low = space.with_value(high, dim.key, min(u, v), rng)
+    return Pair(low, high, u, v) if u < v else Pair(high, low, u, v)
+
+
+def slope_of(dim: Dim, pairs: Sequence[Pair], first: Sequence[float], second: Sequence[float]) -> Slope:
+    """Mean and standard error of the pairwise slopes."""
+    each: Floats = np.array(
+        [p.weight * (b - a) / (float(p.v) - float(p.u)) for p, a, b in zip(pairs, first, second, strict=True)]
+    )
+    error = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else float("inf")
+    seen = tuple((p.u, p.v, a, b) for p, a, b in zip(pairs, first, second, strict=True))
+    return Slope(dim.key, float(each.mean()), error, dim.shift, seen)
+
+
+def estimate(
+    space: Space,
+    accuracies: Accuracies,
+    pairs: int,
+    seed: int,
+    step: int,
+    blocks: Literal["all", "one"] = "all",
+    enough: Callable[[Sequence[Slope]], bool] | None = None,
+    round_size: int = 10,
+) -> list[Slope]:
+    """Slopes of all dimensions from up to ``pairs`` pairs each; ``enough`` may stop the rounds early.
+
+    Pair j of dimension k comes from (seed, step, k, j), so fewer rounds use a prefix of the same pairs. A dimension
+    with one choice has slope zero: there is no evidence to move it by.
+    """
+    drawn: dict[str, list[Pair]] = {d.key: [] for d in space.dims if len(d.choices) > 1}
+    slopes: list[Slope] = []
+    while True:
+        have = min((len(p) for p in drawn.values()), default=pairs)
+        want = min(pairs, have + round_size) if enough else pairs
+        for k, dim in enumerate(space.dims):
+            if dim.key in drawn:
+                more = range(len(drawn[dim.key]), want)
+                drawn[dim.key] += [draw_pair(space, dim, generator(seed, "pair", step, k, j), blocks) for j in more]
+        flat = [arch for ps in drawn.values() for p in ps for arch in (p.first, p.second)]
+        scores = iter(accuracies(flat))
+        slopes = []
+        for dim in space.dims:
+            sides = [(next(scores), next(scores)) for _ in drawn.get(dim.key, [])]
+            if sides:
+                slopes.append(slope_of(dim, drawn[dim.key], [a for a, _ in sides], [b for _, b in sides]))
+            else:
+                slopes.append(Slope(dim.key, 0.0, 0.0, dim.shift, ()))
+        if want >= pairs or enough is None or enough(slopes):
+            return slopes

@@ -1,0 +1,71 @@
+"""Accuracy of networks, and of sub-networks with inherited weights, several in one pass where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tailorvit.arch import Arch
+
+Batch = tuple[Tensor, Tensor]
+
+
+@torch.inference_mode()
+def accuracy(model: Callable[..., Tensor], batches: Iterable[Batch], device: str = "cpu") -> float:
+    """Top-1 accuracy in percent."""
+    if isinstance(model, nn.Module):
+        model.eval()
+    hits = count = 0
+    for x, y in batches:
+        hits += int((model(x.to(device)).argmax(-1).cpu() == y).sum())
+        count += len(y)
+    return 100 * hits / max(count, 1)
+
+
+@torch.inference_mode()
+def class_scores(model: nn.Module, batches: Iterable[Batch], device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """(probabilities, labels) of a whole split."""
+    model.eval()
+    rows = [(model(x.to(device)).float().softmax(-1).cpu(), y) for x, y in batches]
+    return torch.cat([p for p, _ in rows]), torch.cat([y for _, y in rows])
+
+
+class Evaluator:
+    """Accuracies of sub-networks on fixed batches, each architecture once.
+
+    ``together`` > 1 runs that many architectures per masked pass; 1 runs sliced, one by one. The split into passes
+    depends only on the order asked and on what is known, so an interrupted evaluation goes on with the same passes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        device: str = "cpu",
+        together: int = 1,
+        bf16: bool = False,
+    ) -> None:
+        self.model, self.device, self.together, self.bf16 = model.to(device).eval(), device, together, bf16
+        self.batches = [(x.to(device), y.to(device)) for x, y in batches]
+        self.known: dict[Arch, float] = {}
+
+    def __call__(self, archs: Sequence[Arch]) -> list[float]:
+        """Percent, in the order asked."""
+        todo = [a for a in dict.fromkeys(archs) if a not in self.known]
+        for i in range(0, len(todo), self.together):
+            group = todo[i : i + self.together]
+            self.known.update(zip(group, self._pass(group), strict=True))
+        return [self.known[a] for a in archs]
+
+    @torch.inference_mode()
+    def _pass(self, archs: Sequence[Arch]) -> list[float]:
+        self.model.eval()
+        hits, count = torch.zeros(len(archs), device=self.device), 0
+        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.bf16):
+            for x, y in self.batches:
+                logits = self.model(x, archs[0])[None] if self.together == 1 else self.model(x, list(archs))
+                hits += (logits.argmax(-1) == y).sum(-1)
+                count += len(y)
+        return [100 * float(h) / max(count, 1) for h in hits]

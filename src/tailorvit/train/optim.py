@@ -1,0 +1,101 @@
+"""AdamW groups without decay where decay makes no sense, and AdamW that leaves unused slices untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tailorvit.elastic.slicing import Width
+from tailorvit.train.settings import TrainSettings
+
+Slices = dict[str, tuple[Width | None, ...]]
+
+
+def decays(name: str, parameter: Tensor, tables: bool = False) -> bool:
+    """Whether weight decay applies: not to norms, biases, positions, tokens and (unless asked) relative tables."""
+    leaf = name.rsplit(".", 1)[-1]
+    if parameter.dim() <= 1 or leaf.endswith("bias") or leaf in ("pos_embed", "cls_token"):
+        return False
+    return tables or not leaf.startswith("rel_")
+
+
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """Two groups, with and without decay; the rate is set every step by the loop."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for n, p in named if decays(n, p, settings.decay_tables)], "weight_decay": settings.weight_decay},
+        {"params": [p for n, p in named if not decays(n, p, settings.decay_tables)], "weight_decay": 0.0},
+    ]
+    groups = [g for g in groups if g["params"]]
+    if settings.freeze == "slice":
+        return SliceAdamW(groups, lr=settings.peak_lr, betas=settings.betas)
+    return torch.optim.AdamW(groups, lr=settings.peak_lr, betas=settings.betas, eps=1e-8, fused=True)
+
+
+class SliceAdamW(torch.optim.Optimizer):
+    """AdamW whose moments, decay and weights change only on entries some sub-network used since the last step.
+
+    Every entry counts its own steps for the bias correction. Prefix boxes of one tensor need not contain each other,
+    so their union is a boolean mask, which lives only while stepping.
+    """
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float = 1e-8) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self.used: dict[Tensor, list[tuple[slice, ...]]] = {}
+
+    def use(self, model: nn.Module, slices: Slices) -> None:
+        """Register the boxes one forward pass used."""
+        named = dict(model.named_parameters())
+        for name, widths in slices.items():
+            box = tuple(slice(None) if w is None else slice(w.size) for w in widths)
+            self.used.setdefault(named[name], []).append(box)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the union of the registered boxes and forget them."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None or p not in self.used:
+                    continue
+                mask = torch.zeros(p.shape, dtype=torch.bool, device=p.device)
+                for box in self.used[p]:
+                    mask[box] = True
+                state = self.state[p]
+                if not state:
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+                    state["steps"] = torch.zeros_like(p)
+                first, second, steps, grad = state["exp_avg"], state["exp_avg_sq"], state["steps"], p.grad
+                first.copy_(torch.where(mask, first.lerp(grad, 1 - beta1), first))
+                second.copy_(torch.where(mask, beta2 * second + (1 - beta2) * grad * grad, second))
+                steps += mask
+                n = steps.clamp(min=1)
+                update = first / (1 - beta1**n) / ((second / (1 - beta2**n)).sqrt() + group["eps"])
+                changed = p * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * update
+                p.copy_(torch.where(mask, changed, p))
+        self.used.clear()
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors, for a checkpoint without pickle."""
+    return {
+        f"{name}/{key}": value
+        for name, p in model.named_parameters()
+        for key, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Put :func:`optimizer_tensors` back."""
+    named = dict(model.named_parameters())
+    optimizer.state.clear()
+    for key, value in tensors:
+        name, field = key.rsplit("/", 1)
+        device = torch.device("cpu") if field == "step" and named[name].device.type == "cpu" else named[name].device
+        optimizer.state[named[name]][field] = value.to(device).clone()

@@ -1,0 +1,60 @@
+"""Which architectures a training step uses: pure functions of (seed, step), so ranks agree and resume is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailorvit.arch import Arch
+from tailorvit.rng import generator
+from tailorvit.space import Space
+
+
+class Rule(Protocol):
+    """A training rule."""
+
+    def archs_at(self, seed: int, step: int) -> tuple[Arch | None, ...]:
+        """The architectures whose gradients one step sums; None is a plain network's only one."""
+
+
+@dataclass(frozen=True)
+class SinglePath:
+    """AutoFormer and S4: one random member a step."""
+
+    space: Space
+
+    def archs_at(self, seed: int, step: int) -> tuple[Arch, ...]:
+        """One draw."""
+        return (self.space.sample(generator(seed, "rule", step)),)
+
+
+@dataclass(frozen=True)
+class Sandwich:
+    """S3: largest, smallest and two independent draws a step, on the same batch."""
+
+    space: Space
+    middle: int = 2
+
+    def archs_at(self, seed: int, step: int) -> tuple[Arch, ...]:
+        """Largest first."""
+        rng = generator(seed, "rule", step)
+        return (
+            self.space.largest(),
+            self.space.smallest(),
+            *(self.space.sample(rng) for _ in range(self.middle)),
+        )
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """One architecture always: a plain network."""
+
+    arch: Arch | None = None
+
+    def archs_at(self, seed: int, step: int) -> tuple[Arch | None, ...]:
+        """The same every step."""
+        return (self.arch,)
+
+
+RULES: Mapping[str, Callable[[Space], Rule]] = {"single_path": SinglePath, "sandwich": Sandwich}

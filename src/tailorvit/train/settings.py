@@ -1,0 +1,71 @@
+"""Settings of one training, checked at birth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from tailorvit.errors import TailorError
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """AdamW with warm-up and cosine; the defaults suit small images on a CPU."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
+
+    epochs: int = 30
+    batch: int = 128
+    lr: float = 1e-3  # absolute; see lr_scaling
+    lr_scaling: Literal["none", "batch512"] = "none"  # batch512: lr * batch / 512, as the released code does
+    min_lr: float = 1e-5
+    warmup: float = 2.0  # epochs
+    warmup_lr: float = 1e-6
+    weight_decay: float = 0.05
+    decay_tables: bool = False  # the released code decays relative-position tables
+    betas: tuple[float, float] = (0.9, 0.999)
+    drop_path: float = 0.0
+    clip: float = 1.0  # largest gradient norm; 0 does not clip
+    ema: float = 0.0  # decay of the weights' moving average; 0 keeps none
+    precision: Literal["fp32", "bf16"] = "fp32"
+    rule: Literal["single_path", "sandwich"] = "single_path"
+    freeze: Literal["none", "tensor", "slice"] = "none"
+    masked: bool = False  # one static graph for every architecture instead of slices
+    compile: bool = False  # torch.compile, for masked training on a GPU
+    augment: str = "auto"
+    checkpoint_seconds: float = 20.0  # at most this much work is lost to a kill (plus one epoch)
+    patience: int = 5  # skipped steps in a row before rolling back
+    max_rollbacks: int = 4
+
+    def __post_init__(self) -> None:
+        for name, low, strict in (
+            ("epochs", 0, True),
+            ("batch", 0, True),
+            ("lr", 0, True),
+            ("min_lr", 0, False),
+            ("warmup", 0, False),
+            ("weight_decay", 0, False),
+            ("drop_path", 0, False),
+            ("clip", 0, False),
+            ("ema", 0, False),
+            ("patience", 0, True),
+        ):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < low or (strict and value == low):
+                raise TailorError(f"train.{name} must be {'above' if strict else 'at least'} {low}, not {value}.")
+        if self.drop_path >= 1 or self.ema >= 1:
+            raise TailorError("train.drop_path and train.ema must lie in [0, 1).")
+
+    @property
+    def peak_lr(self) -> float:
+        """The rate after warm-up."""
+        return self.lr * self.batch / 512 if self.lr_scaling == "batch512" else self.lr
+
+    def lr_at(self, step: int, steps_per_epoch: int) -> float:
+        """The rate of a step: a pure function, so a resumed run needs no scheduler state."""
+        total, warm = self.epochs * steps_per_epoch, self.warmup * steps_per_epoch
+        if step < warm:
+            return self.warmup_lr + (self.peak_lr - self.warmup_lr) * (step + 1) / max(warm, 1)
+        progress = (step - warm) / max(total - warm, 1)
+        return self.min_lr + 0.5 * (self.peak_lr - self.min_lr) * (1 + math.cos(math.pi * min(progress, 1)))
