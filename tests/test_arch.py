@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorvit.arch import Arch, gene, number
@@ -71,6 +71,7 @@ def test_reading_genes():
     assert eval(repr(ARCH), {"Arch": Arch}) == ARCH
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["vit", "swin"]), genes)
 def test_json_identity(family, values):
     arch = Arch(family, **values)

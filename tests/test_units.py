@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorvit.errors import TailorError
@@ -70,11 +70,13 @@ def test_show(value, metric, text):
     assert show(value, metric) == text
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**14), st.sampled_from(["params", "macs"]))
 def test_what_is_shown_reads_back(value, metric):
     assert parse(show(value, metric), metric) == pytest.approx(value, rel=1e-3)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-5, 100))
 def test_latency_shown_reads_back(value):
     assert parse(show(value, "latency"), "latency") == pytest.approx(value, rel=1e-2)

@@ -28,6 +28,11 @@ SMALL = {
     "nsga2": Nsga2Settings(population=16, generations=5),
     "random": RandomSettings(budget=96, batch=16),
 }
+TINY = {  # for the tests that use up every try
+    "evolution": EvolutionSettings(population=4, parents=2, generations=3, crossover=2, mutation=2),
+    "nsga2": Nsga2Settings(population=4, generations=3),
+    "random": RandomSettings(budget=16, batch=4),
+}
 LARGER = {  # 250 evaluations each
     "evolution": EvolutionSettings(population=25, parents=6, generations=9, crossover=12, mutation=13),
     "nsga2": Nsga2Settings(population=25, generations=9),
@@ -54,7 +59,7 @@ def tiny_space() -> Space:
 
 
 def test_every_searcher_is_tested():
-    assert set(SMALL) == set(LARGER) == set(SEARCHERS)
+    assert set(SMALL) == set(TINY) == set(LARGER) == set(SEARCHERS)
     for name, entry in SEARCHERS.items():
         assert entry.name == name
         assert entry.summary
@@ -140,14 +145,14 @@ def test_infeasible_limits_are_a_clear_error(name):
         return False
 
     with pytest.raises(InfeasibleError, match="keeps the limits"):
-        build(name, allowed=never).ask()
-    assert 16 < asked <= 1000 * 16 + 2
+        build(name, allowed=never, settings=TINY[name]).ask()
+    assert 4 < asked <= 1000 * 4 + 2
 
 
 @names
 def test_a_single_legal_member_is_found_and_ends_the_search(name):
     only = SPACE.smallest()
-    trials = run_search(build(name, allowed=lambda a: a == only), PROBLEM.evaluate)
+    trials = run_search(build(name, allowed=lambda a: a == only, settings=TINY[name]), PROBLEM.evaluate)
     assert [t.arch for t in trials] == [only]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tailorvit.costs import Counter
+from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch, named_space
 from tailorvit.families.vit_named import vit_arch
 
@@ -23,7 +24,7 @@ def counter_of(name):
     return Counter("vit", named.fixed), named.arch
 
 
-# -- test vectors -------------------------------------------------------------------------------------------------------
+# -- test vectors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,8 @@ def test_uniform_vits(shape, no_relative, relative, none, factored, dense):
     assert counter().macs(arch) == factored
     readings = counter().readings(arch)
     assert [readings[f"macs_{r}"] for r in ("none", "factored", "dense")] == [none, factored, dense]
-    assert set(counter(relative=False).readings(arch)[f"macs_{r}"] for r in ("factored", "dense", "fused")) == {none}
+    plain = counter(relative=False).readings(arch)
+    assert {plain[f"macs_{r}"] for r in ("none", "factored", "dense", "fused")} == {none}
 
 
 def test_term_split():
@@ -78,7 +80,7 @@ def test_s4_equation_3(depth, ratio, heads, embed, classes, eq3, exact):
     assert eq3 - exact == 572 * embed + 4 * depth * embed
 
 
-# -- spaces -------------------------------------------------------------------------------------------------------------
+# -- spaces -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_s4_equation_3(depth, ratio, heads, embed, classes, eq3, exact):
         ("autoformer-s", 3 * sum(9**a for a in (12, 13, 14)), "7.710e+13"),
         ("autoformer-b", 3 * sum(6**a for a in (14, 15, 16)), "1.011e+13"),
         ("autoformer-b-wide", 3 * sum(9**a for a in (14, 15, 16)), "6.245e+15"),
-        ("autoformer-t-wide", 3 * sum(6**a for a in (12, 13, 14)), "2.809e+11"),
+        ("autoformer-t-wide", 3 * sum(6**a for a in (12, 13, 14)), "2.808e+11"),
     ],
 )
 def test_number_of_architectures(name, count, text):
@@ -126,7 +128,7 @@ def test_s4_initial_space_and_its_legal_neighbours():
         for gamma in product((-1, 0, 1), repeat=4):
             try:
                 moved = start.shift(dict(zip(start.keys, gamma)), nonpositive)
-            except Exception:
+            except TailorError:
                 continue
             if any(gamma) and count.params(moved.largest()) < 30e6:
                 found[gamma] = round(count.params(moved.largest()) / 1e6, 2)
@@ -141,10 +143,12 @@ def test_s4_initial_space_and_its_legal_neighbours():
         (-1, -1, -1, -1): 26.77,
     }
     assert set(legal(space, "strict")) == {(-1, -1, 0, -1)}
-    assert len(legal(space.shift({"depth": -1, "mlp": -1, "embed": -1}), "drop")) == 24
+    following = space.shift({"depth": -1, "mlp": -1, "embed": -1})
+    assert count.params(following.largest()) == 29167004
+    assert len(legal(following, "strict")) == 24  # the specification's figure; 47 when heads may drop a choice
 
 
-# -- published architectures --------------------------------------------------------------------------------------------
+# -- published architectures ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_autoformer_t_leaves_its_published_space():
         assert named_space(f"autoformer-{size}").contains(named_arch(name).arch)
 
 
-# -- timm ---------------------------------------------------------------------------------------------------------------
+# -- timm -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("deit-ti", "tiny"), ("deit-s", "small"), ("deit-b", "base")])

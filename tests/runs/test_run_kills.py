@@ -33,7 +33,7 @@ def test_killed_at_random_moments(tmp_path):
     Run.create(tmp_path / "run", "", {}).close()
     rng = generator(0, "kills")
     reached = -1
-    for _ in range(4):
+    for _ in range(3):
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )

@@ -85,13 +85,13 @@ def test_children_take_at_most_ten_tries_each():
 
     def first_only(arch):
         calls.append(arch)
-        return len(calls) <= 20  # the first population, then nothing
+        return len(calls) <= 6  # the first population, then nothing
 
-    settings = EvolutionSettings(population=20, parents=5, generations=3, crossover=10, mutation=10)
+    settings = EvolutionSettings(population=6, parents=3, generations=3, crossover=3, mutation=3)
     search = Evolution(SPACE, first_only, 0, settings)
     search.tell(PROBLEM.evaluate(search.ask(), 0))
     assert search.ask() == []
-    assert len(calls) <= 20 + 10 * 20 + 1000 * 20
+    assert len(calls) <= 6 + 10 * 6 + 1000 * 6
 
 
 def test_one_parent_only_still_breeds():

@@ -1,5 +1,7 @@
 """Datasets, splits and augmentation: images in, reproducible batches out."""
 
+from __future__ import annotations
+
 from tailorvit.data.augment import PRESETS, Augment, augment_preset
 from tailorvit.data.batches import Batch, Batches
 from tailorvit.data.dataset import Data, open_data

@@ -106,7 +106,7 @@ def to_pixels(image: Image.Image, channels: int, size: Size) -> Pixels:
     # JPEG decodes at 1/2, 1/4 or 1/8 scale for little cost; twice the need leaves the resize filter its work.
     image.draft(None, (2 * max(size), 2 * max(size)))
     image = fit(flat(ImageOps.exif_transpose(image), channels), size)
-    array = np.asarray(image, dtype=np.uint8)
+    array = np.array(image, dtype=np.uint8)  # a copy: Pillow's own memory is read-only, which torch warns about
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
@@ -148,4 +148,4 @@ def preprocess(
             pixels = to_pixels(image, channels, stored_size(size, margin))
     except Exception as error:  # decoders raise whatever they like on broken files
         raise TailorError(f"Cannot read '{path}' as an image: {reason(error)}.") from error
-    return normalise(centre_crop(torch.from_numpy(pixels.copy())[None], size), mean, std)
+    return normalise(centre_crop(torch.from_numpy(pixels)[None], size), mean, std)

@@ -120,8 +120,9 @@ class ItemPool(Pool):
         self.short = float(np.median(short_sides))
         self.threads = threads
         self.caching = False
-        self.cache = torch.empty(0, dtype=torch.uint8)
-        self.row = np.full(len(self.labels), -1, dtype=np.int64)
+        self.shape = (self.channels, 0, 0)
+        self.blocks: list[Tensor] = []  # one per load: a split is read from one block
+        self.place = np.full((len(self.labels), 2), -1, dtype=np.int64)  # block and row of each image
 
     def prepare(self, size: Size | None, total: int, cache_bytes: int) -> None:
         """Pick the largest usual side under the median short side; small images get no margin, which would blur."""
@@ -132,7 +133,7 @@ class ItemPool(Pool):
         self.margin = MARGIN if self.short >= min(stored_size(size, MARGIN)) else 1.0
         height, width = stored_size(size, self.margin)
         self.caching = total * self.channels * height * width <= cache_bytes
-        self.cache = torch.empty((0, self.channels, height, width), dtype=torch.uint8)
+        self.shape = (self.channels, height, width)
 
     def _decode(self, index: int) -> Pixels | str:
         """Pixels, or the reason why there are none."""
@@ -147,29 +148,28 @@ class ItemPool(Pool):
         return thread_map(self._decode, items) if self.threads else [self._decode(i) for i in items]
 
     def load(self, ids: Ints) -> Ints:
-        """Decode into the cache, chunk by chunk so that no second copy of everything ever lives."""
+        """Decode into a new block, chunk by chunk so that no second copy of everything ever lives."""
         if not self.caching:
             return ids
-        start = len(self.cache)
-        cache = torch.empty((start + len(ids), *self.cache.shape[1:]), dtype=torch.uint8)
-        cache[:start] = self.cache
+        block = torch.empty((len(ids), *self.shape), dtype=torch.uint8)
         good: list[int] = []
         for at in range(0, len(ids), 256):
             for index, pixels in zip(ids[at : at + 256].tolist(), self._map(ids[at : at + 256])):
                 if isinstance(pixels, str):
                     self.skipped.append((self.name(index), pixels))
                     continue
-                cache[start + len(good)] = torch.from_numpy(pixels)
-                self.row[index] = start + len(good)
+                block[len(good)] = torch.from_numpy(pixels)
+                self.place[index] = len(self.blocks), len(good)
                 good.append(index)
-        self.cache = cache[: start + len(good)]
+        self.blocks.append(block[: len(good)])
         return np.asarray(good, dtype=np.int64)
 
     def read(self, ids: Ints, among: Ints) -> Tensor:
-        """Rows of the cache, or a fresh decode."""
-        if self.caching:
-            return self.cache[torch.from_numpy(self.row[ids])]
-        out = torch.empty((len(ids), *self.cache.shape[1:]), dtype=torch.uint8)
+        """Rows of a block, or a fresh decode."""
+        if self.caching and len(ids):
+            block = self.blocks[int(self.place[ids[0], 0])]
+            return block[torch.from_numpy(self.place[ids, 1])]
+        out = torch.empty((len(ids), *self.shape), dtype=torch.uint8)
         for k, pixels in enumerate(self._map(ids)):
             out[k] = torch.from_numpy(self._instead(int(ids[k]), pixels, among) if isinstance(pixels, str) else pixels)
         return out

@@ -40,8 +40,8 @@ def _open_parts(name: str, root: str) -> dict[str, Any]:
     takes = inspect.signature(make).parameters
     fixed: dict[str, Any] = {"root": root} if "root" in takes else {}
     fixed |= {"download": False} if "download" in takes else {}
-    if "train" in takes:
-        fixed |= {"split": "balanced"} if name == "EMNIST" else {}
+    fixed |= {"split": "balanced"} if name == "EMNIST" else {}  # its "split" names a selection of letters
+    if "train" in takes or name == "EMNIST":
         wanted: dict[str, list[dict[str, Any]]] = {"train": [{"train": True}], "test": [{"train": False}]}
     elif "split" in takes:
         wanted = {part: [{"split": word} for word in words] for part, words in _SPLITS.items()}
@@ -55,10 +55,12 @@ def _open_parts(name: str, root: str) -> dict[str, Any]:
                 break
             except ValueError:  # the dataset has no such split
                 continue
+            except (TypeError, NotImplementedError) as error:
+                raise TailorError(f"torchvision's {name} is not a plain set of images with a class each.") from error
             except (RuntimeError, OSError, ImportError) as error:
                 raise TailorError(
                     f"torchvision's {name} cannot be opened under '{root}' and is not downloaded: "
-                    f"{' '.join(str(error).split()).rstrip('.')}."
+                    f"{' '.join(str(error).split()).split('. ')[0].rstrip('.')}."
                 ) from error
     if "train" not in parts and "all" not in parts:
         raise TailorError(f"torchvision's {name} offers no train split that can be read here.")

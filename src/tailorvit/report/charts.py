@@ -105,15 +105,15 @@ def scatter(
     shown = [*points, chosen] if chosen else list(points)
     frame = _Frame([p[0] for p in shown], [p[1] for p in shown], x_label, y_label)
     best = front(points)
-    kept = dict.fromkeys([*thin(points, most), *best])
-    for point in kept:
+    dots = thin(points, most)
+    for point in dots:
         frame.dot(point, "dot c0")
     frame.path(best, "line c1")
     for point in best:
         frame.dot(point, "dot c1", 3)
     if chosen:
         frame.dot(chosen, "ring c2", 6)
-    return _svg(frame.parts, title), len(points) if len(points) <= most else len(kept)
+    return _svg(frame.parts, title), len(points) if len(points) <= most else len({*dots, *best})
 
 
 def lines(series: Mapping[str, Sequence[Point]], title: str, x_label: str, y_label: str, most: int = 400) -> str:

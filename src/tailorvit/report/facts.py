@@ -149,7 +149,7 @@ def collect(folder: Path) -> Facts:
     run, absent = Run.salvage(folder)
     if not any((folder / name).exists() for name in ("info.json", "recipe.toml", "run.db")):
         raise TailorError(f"'{folder}' is not a run folder: {absent[0]}")
-    missing = [f"{sentence[0].upper()}{sentence[1:]}" for sentence in absent]
+    missing = list(absent)
 
     def ask(question: Callable[[], list[T]]) -> tuple[T, ...]:
         try:
@@ -201,10 +201,13 @@ def _space(row: Mapping[str, Any]) -> SpaceStep:
 def _told_space(row: Mapping[str, Any]) -> SpaceStep:
     """A space as result.json tells it, for a run whose database is lost."""
     dims = {
-        k: tuple(c for v in rows(choices) if (c := real(v)) is not None) for k, choices in table(row["dims"]).items()
+        k: tuple(c for v in rows(choices) if (c := real(v)) is not None)
+        for k, choices in table(row.get("dims")).items()
     }
     largest = table(row.get("largest"))
-    return SpaceStep(int(row["t"]), dims, real(largest.get("params")), real(largest.get("macs")), None, False)
+    return SpaceStep(
+        whole(row.get("t")) or 0, dims, real(largest.get("params")), real(largest.get("macs")), None, False
+    )
 
 
 def _slope(row: Mapping[str, Any]) -> Slope:

@@ -53,7 +53,10 @@ def answer(facts: Facts) -> str:
     if found is not None and hand is not None:
         gap = found - hand
         than = "the same as" if abs(gap) < 0.005 else f"{abs(gap):.2f} points {'more' if gap > 0 else 'less'} than"
-        words.append(f"That is {than} the hand-designed baseline ({size(baseline.get('params')) or '?'} parameters).")
+        words.append(
+            f"That is {than} the hand-designed baseline ({size(baseline.get('params')) or '?'} parameters)"
+            " in this one run with one seed."
+        )
     else:
         words.append("Without both test accuracies it cannot be compared with a baseline.")
     spent = facts.seconds or {k: s for k, v in table(result.get("seconds")).items() if (s := real(v)) is not None}

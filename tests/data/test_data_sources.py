@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import gzip
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tailorvit.data import open_data
+from tailorvit.errors import TailorError
+
+LABELS = np.arange(20) % 2
+IMAGES = np.random.default_rng(0).integers(0, 256, (20, 10, 12, 3), dtype=np.uint8)
+
+
+def opened(tmp_path, **arrays):
+    np.savez(tmp_path / "a.npz", **arrays)
+    return open_data(str(tmp_path / "a.npz"))
+
+
+def pictures(data):
+    """All images by their bytes, whatever the split."""
+    data.unseal_test("compare")
+    return {x.numpy().tobytes() for s in data.counts for x in data.examples(s, range(data.counts[s]))[0]}
+
+
+def test_digits():
+    data = open_data("digits")
+    assert data.channels == 1 and data.image_size == (8, 8) and data.classes == tuple("0123456789")
+    assert sum(data.counts.values()) == 1797
+    x, y = next(data.eval_batches("train", 2000))
+    assert abs(float(x.mean())) < 1e-3 and abs(float(x.std()) - 1) < 1e-3 and y.dtype == torch.int64
+    assert 0.2 < data.mean[0] < 0.4
+
+
+def test_layouts_and_types_agree(tmp_path):
+    want = pictures(opened(tmp_path, x=IMAGES, y=LABELS))
+    assert len(want) == 20
+    for x in (IMAGES.transpose(0, 3, 1, 2), IMAGES / 255, IMAGES.astype(np.float32), IMAGES.astype(np.uint16) * 257):
+        assert pictures(opened(tmp_path, x=x, y=LABELS)) == want
+    assert pictures(opened(tmp_path, images=IMAGES, labels=LABELS[:, None])) == want
+    grey = opened(tmp_path, x=IMAGES[..., 0], y=LABELS)
+    assert grey.channels == 1 and grey.image_size == (10, 12)
+
+
+def test_parts_by_name(tmp_path):
+    for spell in ("{}_x {}_y", "x_{} y_{}", "{}_images {}_labels"):
+        x, y = spell.split()
+        arrays = {x.format(p): IMAGES for p in ("train", "test")} | {y.format(p): LABELS for p in ("train", "test")}
+        assert opened(tmp_path, **arrays).counts == {"train": 18, "search": 2, "test": 20}
+    named = opened(tmp_path, x=IMAGES, y=LABELS, classes=np.array(["cat", "dog"]))
+    assert named.classes == ("cat", "dog")
+
+
+def test_npy_files(tmp_path):
+    np.save(tmp_path / "train_x.npy", IMAGES)
+    np.save(tmp_path / "train_y.npy", LABELS)
+    assert sum(open_data(str(tmp_path)).counts.values()) == 20
+    assert sum(open_data(str(tmp_path / "train_x.npy")).counts.values()) == 20
+    np.save(tmp_path / "test_x.npy", IMAGES)
+    with pytest.raises(TailorError, match="'test_x' but not their labels 'test_y'"):
+        open_data(str(tmp_path))
+    np.save(tmp_path / "test_y.npy", LABELS)
+    assert open_data(str(tmp_path)).counts["test"] == 20
+    np.save(tmp_path / "alone.npy", IMAGES)
+    with pytest.raises(TailorError, match=r"no labels; put them beside it as alone_y\.npy or y\.npy"):
+        open_data(str(tmp_path / "alone.npy"))
+    np.save(tmp_path / "y.npy", LABELS)
+    assert sum(open_data(str(tmp_path / "alone.npy")).counts.values()) == 20
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": IMAGES[0, 0], "y": LABELS}, r"shape \(12, 3\); images need"),
+        ({"x": IMAGES[..., :2], "y": LABELS}, r"shape \(20, 10, 12, 2\)"),
+        ({"x": IMAGES.astype(str), "y": LABELS}, r"shape \(20, 3, 10, 12\) and type <U"),
+        ({"x": IMAGES * np.nan, "y": LABELS}, "NaN"),
+        ({"x": IMAGES - 300.0, "y": LABELS}, r"values from -300 to -45; images need 0\.\.1 or 0\.\.255"),
+        ({"x": IMAGES, "y": LABELS[:7]}, r"7 labels for images of shape \(20, 3, 10, 12\)"),
+        ({"x": IMAGES, "y": LABELS * 0.5}, r"shape \(20,\) and type float64; labels need whole numbers"),
+        ({"x": IMAGES, "y": LABELS * 0}, "one class only, '0'"),
+        ({"x": IMAGES}, "'x' but not their labels 'y'"),
+        ({"pictures": IMAGES}, "needs arrays named x and y, or train_x and train_y, not pictures"),
+        ({"train_x": IMAGES, "train_y": LABELS, "test_x": IMAGES[:, :8], "test_y": LABELS}, r"shape \(20, 3, 8, 12\)"),
+        ({"train_x": IMAGES, "train_y": LABELS, "test_x": IMAGES, "test_y": LABELS + 1}, "'2' has images in the test"),
+    ],
+)
+def test_array_faults(tmp_path, arrays, words):
+    with pytest.raises(TailorError, match=words):
+        opened(tmp_path, **arrays)
+
+
+def test_pickles_are_never_loaded(tmp_path):
+    bomb = np.array([{"a": 1}], dtype=object)
+    np.savez(tmp_path / "a.npz", x=bomb, y=LABELS)
+    with pytest.raises(TailorError, match="pickles, which are never loaded"):
+        open_data(str(tmp_path / "a.npz"))
+    np.save(tmp_path / "b.npy", bomb, allow_pickle=True)
+    np.save(tmp_path / "y.npy", LABELS)
+    with pytest.raises(TailorError, match="pickled objects are not loaded"):
+        open_data(str(tmp_path / "b.npy"))
+    (tmp_path / "c.npz").write_bytes(b"nonsense")
+    with pytest.raises(TailorError, match="not a numpy file"):
+        open_data(str(tmp_path / "c.npz"))
+    batches = tmp_path / "root" / "cifar-10-batches-py"
+    batches.mkdir(parents=True)
+    (batches / "data_batch_1").write_bytes(pickle.dumps({}))
+    for where in (batches, batches.parent):
+        with pytest.raises(TailorError, match=r"never loaded; give the binary version"):
+            open_data(str(where))
+    for name in ("CIFAR10", "CIFAR100"):
+        with pytest.raises(TailorError, match=f"{name} is stored as pickles, which are never loaded"):
+            open_data(f"torchvision:{name}@{tmp_path}")
+
+
+def test_cifar_binaries(tmp_path):
+    rng = np.random.default_rng(0)
+    ten = tmp_path / "cifar-10-batches-bin"
+    ten.mkdir()
+    pixels = rng.integers(0, 256, (20, 3072), dtype=np.uint8)
+    record = np.concatenate([LABELS[:, None].astype(np.uint8), pixels], 1)
+    (ten / "data_batch_1.bin").write_bytes(record.tobytes())
+    with pytest.raises(TailorError, match=r"no test_batch\.bin"):
+        open_data(str(ten))
+    (ten / "test_batch.bin").write_bytes(record[:4].tobytes())
+    (ten / "batches.meta.txt").write_text("plane\ncar\n")
+    data = open_data(str(tmp_path))
+    assert data.classes == ("plane", "car") and data.counts == {"train": 18, "search": 2, "test": 4}
+    data.unseal_test("look")
+    x, y = data.examples("test", [1])
+    assert (x[0].numpy() == pixels[1].reshape(3, 32, 32)).all() and y.tolist() == [1]
+    (ten / "test_batch.bin").write_bytes(b"short")
+    with pytest.raises(TailorError, match="not whole records of 3073"):
+        open_data(str(ten))
+    hundred = tmp_path / "hundred"
+    hundred.mkdir()
+    coarse = np.full((20, 1), 7, np.uint8)
+    for name in ("train.bin", "test.bin"):
+        (hundred / name).write_bytes(np.concatenate([coarse, record], 1).tobytes())
+    assert open_data(str(hundred)).classes == ("0", "1")
+
+
+def test_faults_of_the_word_itself(tmp_path):
+    with pytest.raises(TailorError, match="There is no 'nowhere'; give a folder"):
+        open_data("nowhere")
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(TailorError, match=r"is a '\.csv' file; give a folder"):
+        open_data(str(tmp_path / "a.csv"))
+    with pytest.raises(TailorError, match=r"Unknown torchvision dataset 'FasionMNIST'. Did you mean 'FashionMNIST'"):
+        open_data("torchvision:FasionMNIST")
+    with pytest.raises(TailorError, match=r"MNIST cannot be opened under .* and is not downloaded"):
+        open_data(f"torchvision:MNIST@{tmp_path}")
+    with pytest.raises(TailorError, match=r"EMNIST cannot be opened under .*: Dataset not found\.$"):
+        open_data(f"torchvision:EMNIST@{tmp_path}")
+    with pytest.raises(TailorError, match="CocoDetection is not a plain set of images with a class each"):
+        open_data(f"torchvision:CocoDetection@{tmp_path}")
+    with pytest.raises(TailorError, match="image size"):
+        open_data("digits", image_size=0)
+    with pytest.raises(TailorError, match="limit on images must be at least 1, not 0"):
+        open_data("digits", limit=0)
+
+
+def test_torchvision_arrays(tmp_path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 40), ("t10k", 10)):
+        x = np.random.default_rng(0).integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        for name, array in (("images-idx3", x), ("labels-idx1", np.arange(count, dtype=np.uint8) % 10)):
+            shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
+            body = bytes([0, 0, 8, array.ndim]) + shape + array.tobytes()
+            (raw / f"{part}-{name}-ubyte").write_bytes(body)
+            (raw / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(body))
+    data = open_data(f"torchvision:FashionMNIST@{tmp_path}")
+    assert data.counts == {"train": 30, "search": 10, "test": 10} and data.channels == 1
+    assert data.image_size == (28, 28) and data.classes[0] == "T-shirt/top"
+
+
+def test_torchvision_items(monkeypatch):
+    import torchvision.datasets as catalogue
+
+    class Shapes:
+        classes = ("round", "square")
+
+        def __init__(self, root, split="train"):
+            if split not in ("train", "test"):
+                raise ValueError(split)
+            self.size = {"train": 20, "test": 6}[split]
+
+        def __len__(self):
+            return self.size
+
+        def __getitem__(self, i):
+            return Image.new("RGB", (50, 50), (i * 10, 0, 0)), i % 2
+
+    monkeypatch.setattr(catalogue, "DTD", Shapes)
+    data = open_data("torchvision:DTD@somewhere")
+    assert data.counts == {"train": 18, "search": 2, "test": 6} and data.classes == ("round", "square")
+    assert data.image_size == (48, 48)
+    data.unseal_test("look")
+    assert data.examples("test", [4])[0][0, 0].unique().tolist() == [40]
+    assert data.names("test")[4] == "test[4]"
+
+
+def test_arrays_are_resized_on_request(tmp_path):
+    np.savez(tmp_path / "a.npz", x=IMAGES, y=LABELS)
+    data = open_data(str(tmp_path / "a.npz"), image_size=(6, 5))
+    x, _ = next(data.eval_batches("search", 4))
+    assert x.shape[1:] == (3, 6, 5) and data.image_size == (6, 5)

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailorvit.arch import Arch
+from tailorvit.errors import TailorError
+from tailorvit.families import FAMILIES, named_space
+from tailorvit.space import Dim, Space
+
+VIT = Space(
+    "vit",
+    (
+        Dim.span("depth", 1, 4, 1),
+        Dim.span("mlp", 2, 3, 0.5, scope="block"),
+        Dim.span("heads", 2, 6, 2, scope="block"),
+        Dim("embed", (16, 24, 40), minimum=8),
+    ),
+    (("classes", 10),),
+)
+STAGED = Space(
+    "s3",
+    (
+        Dim("depth", (1, 2, 3), scope="stage", stage=0),
+        Dim("embed", (16, 24), scope="stage", stage=0),
+        Dim("heads", (1, 2), scope="block", stage=0),
+        Dim("window", (7, 14), scope="block", stage=0),
+        Dim("depth", (2, 4), scope="stage", stage=1),
+        Dim("heads", (4, 6, 8), scope="block", stage=1),
+        Dim("mlp", (3, 3.5, 4)),
+    ),
+)
+
+seeds = st.integers(0, 2**32 - 1)
+chances = st.sampled_from([0.0, 0.2, 0.5, 1.0])
+both = pytest.mark.parametrize("space", [VIT, STAGED], ids=["one stage", "two stages"])
+
+
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@st.composite
+def made_spaces(draw):
+    """Spaces of one or two stages with random choices."""
+    stages = draw(st.sampled_from([(None,), (0, 1)]))
+    values = st.lists(st.integers(1, 12).map(lambda v: v / 2), min_size=1, max_size=4, unique=True).map(sorted)
+    dims = []
+    for stage in stages:
+        depths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True).map(sorted))
+        dims.append(Dim("depth", tuple(depths), scope="global" if stage is None else "stage", stage=stage))
+        for name in draw(st.lists(st.sampled_from(["heads", "mlp", "window"]), unique=True)):
+            dims.append(Dim(name, tuple(draw(values)), scope="block", stage=stage))
+    dims.append(Dim("embed", tuple(draw(values))))
+    return Space("any", tuple(draw(st.permutations(dims))), (("classes", draw(st.integers(1, 9))),))
+
+
+def members(space):
+    """Every member, the slow way."""
+    plain = [d for d in space.dims if d.scope != "block"]
+    for values in product(*(d.choices for d in plain)):
+        genes = dict(zip((d.key for d in plain), values, strict=True))
+        blocks = [d for d in space.dims if d.scope == "block"]
+        depths = [genes["depth" if d.stage is None else f"depth.{d.stage}"] for d in blocks]
+        for rows in product(*(product(d.choices, repeat=n) for d, n in zip(blocks, depths, strict=True))):
+            yield Arch(space.family, **genes, **{d.key: r for d, r in zip(blocks, rows, strict=True)})
+
+
+# -- closure -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(made_spaces(), seeds, chances, chances, chances, st.booleans())
+def test_sample_mutate_and_cross_never_leave_the_space(space, seed, p_depth, p_global, p_block, per_gene):
+    draw = rng(seed)
+    a, b = space.check(space.sample(draw)), space.check(space.sample(draw))
+    mutant = space.check(space.mutate(a, draw, p_depth, p_global, p_block, per_gene))
+    space.check(space.cross(a, b, draw, per_gene))
+    space.check(space.cross(mutant, b, draw, per_gene))
+    space.check(space.smallest())
+    space.check(space.largest())
+    if p_depth == p_global == p_block == 0:
+        assert mutant == a
+
+
+@both
+@settings(deadline=None)
+@given(seed=seeds, per_gene=st.booleans())
+def test_child_takes_every_value_from_a_parent(space, seed, per_gene):
+    draw = rng(seed)
+    a, b = space.sample(draw), space.sample(draw)
+    child = space.cross(a, b, draw, per_gene)
+    for dim in space.dims:
+        if dim.scope != "block":
+            assert child.one(dim.key) in (a.one(dim.key), b.one(dim.key))
+    for stage in {d.stage for d in space.dims if d.scope == "block"}:
+        keys = [d.key for d in space.dims if d.scope == "block" and d.stage == stage]
+        rows = {k: [p.many(k) for p in (a, b)] for k in keys}
+        for i in range(len(child.many(keys[0]))):
+            options = [p for p in range(2) if i < len(rows[keys[0]][p])]
+            assert options, "a child is never deeper than both parents"
+            here = [child.many(k)[i] for k in keys]
+            if per_gene:
+                assert all(v in [rows[k][p][i] for p in options] for k, v in zip(keys, here, strict=True))
+            else:
+                assert here in [[rows[k][p][i] for k in keys] for p in options]
+
+
+def test_parents_of_different_depth_give_children_of_both():
+    shallow = Arch("vit", depth=1, embed=16, heads=(2,), mlp=(2,))
+    deep = Arch("vit", depth=4, embed=40, heads=(6,) * 4, mlp=(3,) * 4)
+    draw = rng(0)
+    children = [VIT.check(VIT.cross(shallow, deep, draw)) for _ in range(200)]
+    assert {c["depth"] for c in children} == {1, 4} and {c["embed"] for c in children} == {16, 40}
+    assert all(c.many("heads")[1:] == (6, 6, 6) for c in children if c["depth"] == 4)
+    pairs = Counter((c.many("heads")[0], c.many("mlp")[0]) for c in children)
+    assert set(pairs) == {(2, 2), (6, 3)}  # a block's values come together
+    loose = Counter(
+        (c.many("heads")[0], c.many("mlp")[0])
+        for c in (VIT.cross(shallow, deep, draw, per_gene=True) for _ in range(200))
+    )
+    assert len(loose) == 4
+
+
+@both
+def test_certain_mutation_changes_everything(space):
+    draw = rng(1)
+    for _ in range(50):
+        arch = space.sample(draw)
+        for per_gene in (False, True):
+            mutant = space.mutate(arch, draw, 1, 1, 1, per_gene)
+            for dim in space.dims:
+                if dim.scope != "block":
+                    assert mutant.one(dim.key) != arch.one(dim.key)
+        still = space.mutate(arch, draw, 0, 0, 1, per_gene=True)
+        for dim in space.dims:
+            if dim.scope == "block":
+                assert all(v != w for v, w in zip(still.many(dim.key), arch.many(dim.key), strict=True))
+            else:
+                assert still.one(dim.key) == arch.one(dim.key)
+
+
+def test_mutation_rates_and_prefix():
+    draw, arch = rng(2), VIT.largest()
+    mutants = [VIT.mutate(arch, draw, 0.2, 0.3, 0.0) for _ in range(2000)]
+    assert np.mean([m["depth"] != 4 for m in mutants]) == pytest.approx(0.2, abs=0.03)
+    assert np.mean([m["embed"] != 40 for m in mutants]) == pytest.approx(0.3, abs=0.03)
+    assert all(m.many("heads") == (6,) * int(m.one("depth")) for m in mutants)  # surplus blocks go, the rest stay
+    blocks = [VIT.mutate(arch, draw, 0, 0, 0.4) for _ in range(1000)]
+    rows = [r for m in blocks for r in zip(m.many("heads"), m.many("mlp"), strict=True)]
+    assert np.mean([r != (6, 3) for r in rows]) == pytest.approx(0.4, abs=0.03)
+    separate = [VIT.mutate(arch, draw, 0, 0, 0.4, per_gene=True) for _ in range(1000)]
+    assert np.mean([h != 6 for m in separate for h in m.many("heads")]) == pytest.approx(0.4, abs=0.03)
+
+
+def test_sampling_is_uniform_per_value():
+    draw = rng(3)
+    archs = [VIT.sample(draw) for _ in range(3000)]
+    for key, n in (("depth", 4), ("embed", 3)):
+        counts = Counter(a[key] for a in archs)
+        assert len(counts) == n and all(abs(c / 3000 - 1 / n) < 0.03 for c in counts.values())
+    heads = Counter(h for a in archs for h in a.many("heads"))
+    assert all(abs(c / heads.total() - 1 / 3) < 0.03 for c in heads.values())
+    assert [VIT.sample(rng(5)) for _ in range(2)] == [VIT.sample(rng(5)) for _ in range(2)]
+
+
+@both
+@settings(deadline=None)
+@given(seed=seeds)
+def test_with_value_sets_one_dimension(space, seed):
+    draw = rng(seed)
+    arch = space.sample(draw)
+    for dim in space.dims:
+        value = dim.choices[int(draw.integers(len(dim.choices)))]
+        changed = space.check(space.with_value(arch, dim.key, value, draw))
+        genes = changed[dim.key]
+        assert set(genes if isinstance(genes, tuple) else (genes,)) == {value}
+        for other in space.dims:
+            if other.scope == "block" and dim.name == "depth" and other.stage == dim.stage:
+                n = min(int(value), len(arch.many(other.key)))
+                assert changed.many(other.key)[:n] == arch.many(other.key)[:n]
+            elif other.key != dim.key:
+                assert changed[other.key] == arch[other.key]
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(made_spaces())
+def test_count_is_the_number_of_members(space):
+    if space.count() <= 3000:
+        every = list(members(space))
+        assert len(set(every)) == len(every) == space.count()
+        assert all(space.contains(a) for a in every)
+
+
+def test_count_of_stages():
+    assert STAGED.count() == 2 * (4 + 16 + 64) * (3**2 + 3**4) * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"embed": 20}, "dimension 'embed' has 20; the choices are 16, 24, 40"),
+        ({"heads": (2, 3)}, "dimension 'heads' has 3; the choices are 2, 4, 6"),
+        ({"heads": (2,)}, "dimension 'heads' has 1 values for 2 blocks"),
+        ({"heads": 2}, "dimension 'heads' needs one value per block"),
+        ({"embed": (16, 16)}, "dimension 'embed' needs one value"),
+        ({"window": 7}, "dimension 'window' is not in the space"),
+        ({"depth": 5, "heads": (2,) * 5, "mlp": (2,) * 5}, "dimension 'depth' has 5; the choices are 1, 2, 3, 4"),
+    ],
+)
+def test_a_foreign_arch_is_refused_by_dimension(change, words):
+    arch = Arch("vit", depth=2, embed=16, heads=(2, 4), mlp=(2, 2.5))
+    assert VIT.check(arch) is arch
+    other = arch.replace(**change)
+    assert not VIT.contains(other)
+    with pytest.raises(TailorError) as error:
+        VIT.check(other)
+    assert words in str(error.value)
+
+
+def test_missing_dimension_family_and_unknown_key():
+    with pytest.raises(TailorError, match="dimension 'mlp' is missing"):
+        VIT.check(Arch("vit", depth=1, embed=16, heads=(2,)))
+    with pytest.raises(TailorError, match="family 'pit', the space of 'vit'"):
+        VIT.check(Arch("pit", depth=1, embed=16, heads=(2,), mlp=(2,)))
+    with pytest.raises(TailorError, match="no dimension 'width'; it has depth, mlp, heads, embed"):
+        VIT["width"]
+
+
+def test_staged_genes_carry_the_stage():
+    assert STAGED.keys == ("depth.0", "embed.0", "heads.0", "window.0", "depth.1", "heads.1", "mlp")
+    arch = STAGED.largest()
+    assert arch.many("heads.0") == (2, 2, 2) and arch.many("heads.1") == (8, 8, 8, 8) and arch.one("mlp") == 4
+    with pytest.raises(TailorError, match=r"dimension 'heads.1' has 5; the choices are 4, 6, 8"):
+        STAGED.check(arch.replace(**{"heads.1": (8, 5, 8, 8)}))
+
+
+# -- moving ------------------------------------------------------------------------------------------------------------
+
+
+def test_shift_moves_whole_intervals():
+    moved = VIT.shift({"depth": 1, "mlp": 1, "embed": -1, "heads": 0})
+    assert moved["depth"].choices == (2, 3, 4, 5)
+    assert moved["mlp"].choices == (2.5, 3, 3.5)
+    assert moved["embed"].choices == (8, 16, 32)  # by the smallest gap, 8
+    assert moved["heads"] is VIT["heads"]
+    assert VIT.difference(moved) == "depth 1-4 -> 2-5, mlp 2-3 -> 2.5-3.5, embed 16-40 -> 8-32"
+    assert VIT.difference(VIT) == "nothing"
+    assert VIT["depth"].choices == (1, 2, 3, 4)
+
+
+@settings(deadline=None)
+@given(made_spaces(), st.integers(0, 5))
+def test_shift_up_keeps_the_number_of_choices_and_comes_back(space, steps):
+    moved = space.shift(dict.fromkeys(space.keys, steps))
+    assert all(len(moved[k].choices) == len(space[k].choices) for k in space.keys)
+    assert moved.shift(dict.fromkeys(space.keys, -steps)) == space
+
+
+def test_choices_that_reach_zero():
+    assert VIT.shift({"heads": -1})["heads"].choices == (2, 4)
+    with pytest.raises(TailorError, match=r"'heads' cannot move by -1: \[0, 2, 4\] falls under its minimum 1"):
+        VIT.shift({"heads": -1}, "strict")
+    with pytest.raises(TailorError, match="'depth' cannot move by -9"):
+        VIT.shift({"depth": -9})
+    with pytest.raises(TailorError, match="no dimension 'width'"):
+        VIT.shift({"width": 1})
+
+
+def test_pin():
+    pinned = VIT.pin("heads", 4.0)
+    draw = rng(0)
+    for _ in range(20):
+        arch = pinned.sample(draw)
+        assert set(arch.many("heads")) == {4} and VIT.contains(arch)
+    assert pinned.pin("depth", 2).count() == 3 * 3**2
+    with pytest.raises(TailorError, match="Cannot pin 'heads' to 5; the choices are 2, 4, 6"):
+        VIT.pin("heads", 5)
+    assert pinned["heads"].shift == 2  # what one move means does not change with the choices
+
+
+# -- saving ------------------------------------------------------------------------------------------------------------
+
+
+def round_trips(space):
+    plain = space.to_dict()
+    for back in (
+        Space.from_dict(plain),
+        Space.from_dict(json.loads(json.dumps(plain))),
+        Space.from_dict(tomllib.loads(tomli_w.dumps(plain))),
+    ):
+        assert back == space and hash(back) == hash(space) and back.keys == space.keys and back.to_dict() == plain
+
+
+@settings(max_examples=60, deadline=None)
+@given(made_spaces(), st.integers(0, 3))
+def test_round_trip(space, steps):
+    round_trips(space)
+    round_trips(space.shift(dict.fromkeys(space.keys, steps)))
+
+
+@pytest.mark.parametrize("name", sorted(n for f in FAMILIES.values() for n in f.spaces))
+def test_named_spaces_round_trip(name):
+    round_trips(named_space(name))
+    round_trips(named_space(name).pin("depth", named_space(name)["depth"].low))
+
+
+def test_spans_and_settings_from_a_recipe():
+    text = """
+    family = "vit"
+    fixed = {image_size = [32, 32], classes = 10}
+    [dims]
+    depth = {low = 2, high = 4, step = 1}
+    mlp = {scope = "block", low = 3.1, high = 3.4, step = 0.1}
+    heads = {scope = "block", choices = [1, 2]}
+    embed = {choices = [32, 64], shift = 16, minimum = 16}
+    """
+    space = Space.from_dict(tomllib.loads(text))
+    assert space["mlp"].choices == (3.1, 3.2, 3.3, 3.4)
+    assert space["depth"].shift == 1 and space["embed"].shift == 16
+    assert dict(space.fixed)["image_size"] == (32, 32)
+    assert space.shift({"mlp": 3})["mlp"].choices == (3.4, 3.5, 3.6, 3.7)  # no binary drift
+    round_trips(space)
+
+
+def test_fixed_settings_are_replaced_not_changed():
+    other = VIT.with_fixed(classes=7, patch=2)
+    assert dict(other.fixed) == {"classes": 7, "patch": 2} and dict(VIT.fixed) == {"classes": 10}
+    assert other != VIT and other.dims == VIT.dims
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Dim("embed", ()), "choices of dimension 'embed' must be positive, ascending and different, not []"),
+        (lambda: Dim("embed", (2, 1)), "ascending and different, not [2, 1]"),
+        (lambda: Dim("embed", (1, 1)), "ascending and different, not [1, 1]"),
+        (lambda: Dim("embed", (0, 1)), "must be positive"),
+        (lambda: Dim("embed", (1,), scope="layer"), "scope of dimension 'embed' is 'layer'; it must be one of global"),
+        (lambda: Dim("embed", (8,), minimum=16), "smallest choice 8 of dimension 'embed' lies under its minimum 16"),
+        (lambda: Dim("heads", (8,), stage=2, shift=-1), "shift of dimension 'heads.2' must be positive, not -1"),
+        (lambda: Dim.span("mlp", 3, 4, 0.3), "Dimension 'mlp': 4 is not 3 plus whole steps of 0.3"),
+        (lambda: Dim.span("mlp", 4, 3, 0.5), "Dimension 'mlp' needs low <= high and step > 0"),
+        (lambda: Dim.from_dict("mlp", {"choice": [1]}), "unknown key 'choice'; known: choices, high"),
+        (lambda: Dim.from_dict("mlp", {"low": 1}), "needs 'choices', or 'low', 'high' and 'step'"),
+        (lambda: Space("vit", (Dim("heads", (1,), scope="block"),)), "'heads' needs the dimension 'depth'"),
+        (lambda: Space("vit", (Dim("embed", (1,)), Dim("embed", (2,)))), "name each dimension once"),
+        (lambda: Space.from_dict({"family": "vit", "dim": {}}), "no key 'dim'; it has family, fixed and dims"),
+        (lambda: Space.from_dict({"family": "vit", "dims": {}}), "at least one dimension"),
+    ],
+)
+def test_mistakes_are_named(make, words):
+    with pytest.raises(TailorError) as error:
+        make()
+    assert words in str(error.value)
+    assert str(error.value).count("\n") == 0
