@@ -107,4 +107,10 @@ class Arch(Mapping[str, Gene]):
     @classmethod
     def from_json(cls, text: str) -> Arch:
         """Read :meth:`to_json`'s form."""
-        return cls.from_dict(json.loads(text))
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise TailorError(f"The architecture is not valid JSON: {error}.") from None
+        if not isinstance(data, dict):
+            raise TailorError("An architecture is a JSON object with a 'family' and its genes.")
+        return cls.from_dict(data)

@@ -25,8 +25,7 @@ class Card:
     arch: Arch
     fixed: Mapping[str, Any]
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    preprocessing: Mapping[str, Any]  # what tailorvit.data.preprocess takes
     facts: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
@@ -37,23 +36,16 @@ class Card:
             "arch": self.arch.to_dict(),
             "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in self.fixed.items()},
             "classes": list(self.classes),
-            "preprocessing": {
-                "image_size": list(self.fixed["image_size"]),
-                "channels": self.fixed["channels"],
-                "mean": list(self.mean),
-                "std": list(self.std),
-                "interpolation": "bicubic",
-            },
+            "preprocessing": dict(self.preprocessing),
             "facts": dict(self.facts),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Card:
         """Read :meth:`to_dict`'s form."""
-        prep = data["preprocessing"]
         fixed = {k: tuple(v) if isinstance(v, list) else v for k, v in data["fixed"].items()}
         arch = Arch.from_dict(data["arch"])
-        return cls(arch, fixed, tuple(data["classes"]), tuple(prep["mean"]), tuple(prep["std"]), data.get("facts", {}))
+        return cls(arch, fixed, tuple(data["classes"]), data["preprocessing"], data.get("facts", {}))
 
 
 class Network(nn.Module):
@@ -76,14 +68,7 @@ class Network(nn.Module):
         self.eval()
         card, rows = self.card, []
         for path in paths:
-            x = preprocess(
-                path,
-                image_size=tuple(card.fixed["image_size"]),
-                channels=int(card.fixed["channels"]),
-                mean=card.mean,
-                std=card.std,
-            )
-            scores = self(x).softmax(-1)[0]
+            scores = self(preprocess(path, **card.preprocessing)).softmax(-1)[0]
             order = scores.argsort(descending=True).tolist()
             rows.append({card.classes[i]: float(scores[i]) for i in order})
         return rows

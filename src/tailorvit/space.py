@@ -43,6 +43,8 @@ class Dim:
             raise TailorError(
                 f"The choices of {where} must be positive, ascending and different, not {list(self.choices)}."
             )
+        if self.name == "depth" and any(not isinstance(c, int) for c in choices):
+            raise TailorError(f"The choices of {where} must be whole numbers, not {list(self.choices)}.")
         gaps = [_plus(b, -1, a) for a, b in itertools.pairwise(choices)]
         shift = number(self.shift) or (min(gaps) if gaps else 1)
         minimum = number(self.minimum) or (1 if all(isinstance(c, int) for c in choices) else min(shift, choices[0]))
@@ -109,9 +111,16 @@ class Dim:
         extra = sorted(set(data) - known)
         if extra:
             raise TailorError(f"Dimension '{key}' has the unknown key '{extra[0]}'; known: {', '.join(sorted(known))}.")
-        rest = {k: data[k] for k in ("scope", "stage", "shift", "minimum") if k in data}
-        name = key.split(".")[0]
+        name, _, stage = key.partition(".")
+        if str(data.get("stage", stage)) != stage:
+            raise TailorError(
+                f"Dimension '{key}' says stage {data['stage']}; write the stage in its name, like depth.0."
+            )
+        rest = {k: data[k] for k in ("scope", "shift", "minimum") if k in data}
+        rest["stage"] = int(stage) if stage else None
         if "choices" in data:
+            if not isinstance(data["choices"], list | tuple):
+                raise TailorError(f"The choices of dimension '{key}' must be a list, not {data['choices']!r}.")
             return cls(name, tuple(data["choices"]), **rest)
         if not {"low", "high", "step"} <= set(data):
             raise TailorError(f"Dimension '{key}' needs 'choices', or 'low', 'high' and 'step'.")

@@ -71,7 +71,7 @@ class Block(nn.Module):
 class ElasticViT(nn.Module):
     """The supernet and every sub-network: ``model(x, arch)``; no arch means the largest."""
 
-    def __init__(self, space: Space, drop_path: float = 0.0, execution: Execution = "fused") -> None:
+    def __init__(self, space: Space, drop_path: float = 0.0, execution: Execution = "auto") -> None:
         super().__init__()
         self.space, self.frame = space, frame_of(dict(space.fixed))
         largest = space.largest()
@@ -95,9 +95,24 @@ class ElasticViT(nn.Module):
         assert conv.bias is not None
         self.patch_embed.bias.data.copy_(conv.bias.data)
 
+    def _require(self, arch: Arch) -> None:
+        """Refuse what the supernet has no weights for: prefixes would silently run a smaller network."""
+        embed = int(arch.one("embed"))
+        wanted = {
+            "depth": (len(arch.many("heads")), len(self.blocks)),
+            "embed": (embed, self.embed),
+            "heads": (int(max(arch.many("heads"))), self.heads),
+            "mlp": (int(embed * max(arch.many("mlp"))), self.hidden),
+        }
+        for gene, (asked, there) in wanted.items():
+            if asked > there:
+                raise TailorError(f"The supernet is too small for the architecture: '{gene}' needs {asked} of {there}.")
+
     def plan(self, archs: Sequence[Arch], masked: bool) -> tuple[Width, list[BlockPlan]]:
         """Widths for one call: exact prefixes for one arch, or masks for one or many."""
         dim = self.frame.head_dim
+        for arch in archs:
+            self._require(arch)
         if not masked:
             (arch,) = archs
             embed = int(arch.one("embed"))
@@ -179,7 +194,7 @@ class ElasticViT(nn.Module):
         return {k: v for k, v in used.items() if k in names}
 
 
-def build(frame: Frame, arch: Arch, drop_path: Any = 0.0, execution: Execution = "fused") -> PlainViT:
+def build(frame: Frame, arch: Arch, drop_path: Any = 0.0, execution: Execution = "auto") -> PlainViT:
     """The plain network of an architecture, freshly initialised."""
     heads = [int(h) for h in arch.many("heads")]
     return PlainViT(frame, int(arch.one("embed")), heads, arch.many("mlp"), drop_path, execution)
@@ -189,7 +204,7 @@ def extract(model: nn.Module, arch: Arch) -> PlainViT:
     """The plain network that holds this architecture's slice of the supernet's weights."""
     assert isinstance(model, ElasticViT)
     first = next(iter(model.blocks), None)
-    execution = first.attn.execution if isinstance(first, Block) else "fused"
+    execution = first.attn.execution if isinstance(first, Block) else "auto"
     rates = [b.rate for b in model.blocks if isinstance(b, Block)][: len(arch.many("heads"))]
     plain = build(model.frame, arch, rates, execution).to(model.cls_token.device)
     weights = dict(model.named_parameters())
@@ -261,15 +276,21 @@ def frame_of(fixed: Mapping[str, Any]) -> Frame:
     for key in sorted(set(fixed) - known):
         raise TailorError(f"The vit family has no setting '{key}'; known: {', '.join(sorted(known))}.")
     size = fixed.get("image_size", Frame.image_size)
-    size = (size, size) if isinstance(size, int) else tuple(size)
+    size = tuple(size) if isinstance(size, list | tuple) else (size, size)
     frame = Frame(**{**fixed, "image_size": size})
-    for name in ("patch", "channels", "classes", "head_dim"):
-        if not isinstance(getattr(frame, name), int) or getattr(frame, name) < 1:
-            raise TailorError(f"The vit setting '{name}' must be a positive whole number, not {getattr(frame, name)}.")
-    if len(size) != 2 or any(not isinstance(s, int) or s < frame.patch or s % frame.patch for s in size):
+    for name in ("patch", "channels", "classes", "head_dim", "reach"):
+        value = getattr(frame, name)
+        if type(value) is not int or value < 1:
+            raise TailorError(f"The vit setting '{name}' must be a positive whole number, not {value}.")
+    if len(size) != 2 or any(type(s) is not int or s < frame.patch or s % frame.patch for s in size):
         raise TailorError(f"A vit needs image sides that are multiples of the patch {frame.patch}, not {list(size)}.")
     if frame.pool not in ("gap", "cls"):
         raise TailorError(f"The vit setting 'pool' must be gap or cls, not '{frame.pool}'.")
+    for name in ("relative", "absolute", "qkv_bias"):
+        if not isinstance(getattr(frame, name), bool):
+            raise TailorError(f"The vit setting '{name}' must be true or false, not {getattr(frame, name)}.")
+    if not isinstance(frame.eps, float) or frame.eps <= 0:
+        raise TailorError(f"The vit setting 'eps' must be a small positive number, not {frame.eps}.")
     return frame
 
 

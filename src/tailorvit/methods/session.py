@@ -19,7 +19,7 @@ from tailorvit.arch import Arch
 from tailorvit.config import Config
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
-from tailorvit.data import Data, augment_preset
+from tailorvit.data import Data
 from tailorvit.errors import TailorError
 from tailorvit.families import family
 from tailorvit.progress import Progress
@@ -113,8 +113,8 @@ class Session:
 
     def train_batches(self, settings: TrainSettings, stage: str) -> Any:
         """Training batches, whose order belongs to the stage's seed."""
-        augment = augment_preset(settings.augment, self.data.image_size, self.data.source)
-        return self.data.train_batches(settings.batch, derive(self.seed, stage, "data") % 2**31, augment)
+        seed = derive(self.seed, stage, "data") % 2**31
+        return self.data.train_batches(settings.batch, seed, self.data.augment(settings.augment))
 
     # -- training ---------------------------------------------------------------------------------------------------
 

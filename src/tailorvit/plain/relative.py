@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Execution = Literal["fused", "factored", "dense"]
+Execution = Literal["auto", "fused", "factored", "dense"]
 EXECUTIONS: tuple[Execution, ...] = ("fused", "factored", "dense")
+DENSE_TOKENS = 80  # up to here the dense sums are quicker on a CPU (benchmarks/cpu.py)
 Grid = tuple[int, int]
 
 
@@ -73,11 +74,13 @@ class Places(nn.Module):
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, tables: Tables | None, places: Places, scale: float, execution: Execution = "fused"
+    q: Tensor, k: Tensor, v: Tensor, tables: Tables | None, places: Places, scale: float, execution: Execution = "auto"
 ) -> Tensor:
     """Attention of (B, H, N, D) tensors, token 0 being the class token; relative position where tables are given."""
     if tables is None:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
+    if execution == "auto":
+        execution = "dense" if q.device.type == "cpu" and q.shape[-2] <= DENSE_TOKENS else "fused"
     return _EXECUTE[execution](q, k, v, tables, places, scale)
 
 
@@ -86,7 +89,12 @@ def attention_weights(q: Tensor, k: Tensor, tables: Tables | None, places: Place
     logits = q @ k.transpose(-2, -1)
     if tables is not None:
         logits = logits + _gathered(q, tables, places)
-    return (logits * scale).float().softmax(-1).to(q.dtype)
+    return _softmax(logits * scale)
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """At least in float32, whatever the products were in."""
+    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(logits.dtype)
 
 
 def _gathered(q: Tensor, tables: Tables, places: Places) -> Tensor:
@@ -112,7 +120,7 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, tables: Tables, places: Places, scal
     keys = tables.key_v[vertical] + tables.key_h[horizontal]
     values = tables.value_v[vertical] + tables.value_h[horizontal]
     logits = q @ k.transpose(-2, -1) + torch.einsum("bhid,ijd->bhij", q, keys)
-    attention = (logits * scale).float().softmax(-1).to(q.dtype)
+    attention = _softmax(logits * scale)
     return attention @ v + torch.einsum("bhij,ijd->bhid", attention, values)
 
 

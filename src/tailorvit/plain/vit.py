@@ -151,7 +151,7 @@ class PlainViT(nn.Module):
         heads: Sequence[int],
         mlp: Sequence[float],
         drop_path: Sequence[float] | float = 0.0,
-        execution: Execution = "fused",
+        execution: Execution = "auto",
     ) -> None:
         super().__init__()
         self.frame, depth = frame, len(heads)
