@@ -207,9 +207,9 @@ def _opening(config: Config, data: Data, space: Space, meter: Meter) -> str:
     n = data.counts
     high, wide = data.image_size
     return (
-        f"{config.method} on {data.source}: {len(data.classes)} classes, {n['train']} training / "
-        f"{n['search']} search / {n['test']} test images at {high}x{wide} px; "
-        f"{space.count():.3g} architectures, largest {units.show(meter.cost('params', space.largest()))} parameters; {meter.limits.describe()}."
+        f"{config.method} on {data.source}: {len(data.classes)} classes, {n['train']} training / {n['search']} search "
+        f"/ {n['test']} test images at {high}x{wide} px; {space.count():.3g} architectures, the largest with "
+        f"{units.show(meter.cost('params', space.largest()))} parameters; {meter.limits.describe()}."
     )
 
 

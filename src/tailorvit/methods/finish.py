@@ -49,9 +49,7 @@ def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> d
         "seed": session.seed,
     }
     facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
-    card = Card(
-        chosen.arch, dict(session.space.fixed), session.data.classes, session.data.mean, session.data.std, facts
-    )
+    card = Card(chosen.arch, dict(session.space.fixed), session.data.classes, session.data.preprocessing, facts)
     save_network(session.run.folder / "network", model, card)
     return {**result, "seconds": session.run.seconds()}
 
