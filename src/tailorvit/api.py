@@ -11,19 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from tailorvit import units
-from tailorvit.arch import Arch
 from tailorvit.config import Config, configure, merged, overrides, parse_recipe, read_recipe, recipe_names, to_toml
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.data import Data, open_data
-from tailorvit.errors import InfeasibleError, TailorError, unknown
+from tailorvit.errors import TailorError, unknown
 from tailorvit.families import FAMILIES, family, named_arch, named_space, with_fixed
 from tailorvit.methods import METHODS, method
-from tailorvit.methods.plan import data_fixed, default_limit, fixed_arch, initial_space, tiny, wanted_size
+from tailorvit.methods.plan import (
+    around,
+    data_fixed,
+    default_limit,
+    fixed_arch,
+    initial_space,
+    require_feasible,
+    tiny,
+    wanted_size,
+)
 from tailorvit.methods.session import Session
 from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import generator
 from tailorvit.runs import Run
-from tailorvit.space import Dim, Scope, Space
+from tailorvit.space import Space
 
 DEFAULT_RECIPE = "s4-digits"
 
@@ -96,24 +104,21 @@ def prepare(config: Config, saved: dict[str, Any] | None = None) -> tuple[Config
         cache_bytes=config.data.cache,
         limit=config.data.limit,
     )
-    if not config.limits and config.method != "fixed" and config.space == "auto":
-        config = replace(config, limits={"max_params": default_limit(opened.counts["train"])})
+    if config.method != "fixed" and config.space == "auto" and not any(high for _, _, high in config.budget()):
+        floor = next((low for metric, low, _ in config.budget() if metric == "params" and low), 0.0)
+        top = max(units.parse(default_limit(opened.counts["train"]), "params"), 2 * floor)
+        config = replace(config, limits={**config.limits, "max_params": top})
+    for each in (config.train, config.final.train):
+        opened.augment(each.augment)  # an unknown preset is found here
     limits = config.budget()
     if config.method == "fixed":
         arch, fixed = fixed_arch(config)
-        base = Space(arch.family, _around(arch), tuple(fixed.items()))
+        base = Space(arch.family, around(arch), tuple(fixed.items()))
         space = with_fixed(base, **data_fixed(base if fixed else None, opened, limits, arch.family))
     else:
         space = initial_space(config, opened, limits)
-    meter = Meter.for_space(space, limits, device=device)
-    if config.method == "fixed":
-        broken = meter.problem(fixed_arch(config)[0])
-        if broken:
-            raise InfeasibleError(f"The given architecture breaks the limits: {broken}.")
-    elif config.method == "s4" and config.s4.on_violation == "repair":
-        meter.require_feasible(_reachable(space))
-    else:
-        meter.require_feasible(space)
+    if saved is None:  # a resumed run was checked; measuring a latency again could refuse it
+        require_feasible(config, space, Meter.for_space(space, limits, device=device))
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
     # The size a person asked for stays in the recipe; saved ones must be plain lists or numbers for TOML.
     config = replace(
@@ -123,22 +128,6 @@ def prepare(config: Config, saved: dict[str, Any] | None = None) -> tuple[Config
         device=device,
     )
     return config, opened, space, limits, device
-
-
-def _around(arch: Arch) -> tuple[Dim, ...]:
-    """The smallest dimensions that hold one architecture."""
-    dims = []
-    for key, value in arch.items():
-        choices = tuple(sorted(set(value))) if isinstance(value, tuple) else (value,)
-        name, _, stage = key.partition(".")
-        scope: Scope = "block" if isinstance(value, tuple) else "stage" if stage else "global"
-        dims.append(Dim(name, choices, scope, int(stage) if stage else None))
-    return tuple(dims)
-
-
-def _reachable(space: Space) -> Space:
-    """The space with every dimension down to its minimum: what repair moves could reach."""
-    return replace(space, dims=tuple(replace(d, choices=tuple(sorted({d.minimum, *d.choices}))) for d in space.dims))
 
 
 def run(
@@ -165,9 +154,13 @@ def run(
 
 def resume(folder: str | Path, progress: Mode | None = None) -> Result:
     """Go on with an unfinished run; a finished one just gives its result."""
+    from tailorvit.report import write_report
+
     place = Path(folder)
     with Run.open(place) as record:
         if record.finished:
+            if not (place / "report.html").exists():  # killed between the two
+                write_report(place)
             facts = record.read_json("result")
             return Result(place, facts if isinstance(facts, dict) else {})
         config = configure(parse_recipe(record.recipe, str(place / "recipe.toml")))
@@ -198,7 +191,7 @@ def _work(
         return Result(record.folder, facts)
     except KeyboardInterrupt:
         record.event("interrupted", "stopped by the user")
-        raise
+        raise KeyboardInterrupt(shlex.join(["tailorvit", "resume", str(record.folder)])) from None
     finally:
         progress.close()
 
@@ -242,6 +235,8 @@ def cost(
         if not isinstance(data, dict):
             raise TailorError(f"'{name}' must hold one architecture as a JSON object.")
         genes = data["arch"] if isinstance(data.get("arch"), dict) else {k: v for k, v in data.items() if k != "fixed"}
+        if not isinstance(data.get("fixed", {}), dict):
+            raise TailorError(f"'fixed' in '{name}' must be an object of shared settings, not {data['fixed']!r}.")
         fixed = dict(data.get("fixed", {}))
         arch = family(str(genes.get("family", "vit"))).arch(genes)
     else:
@@ -262,6 +257,8 @@ def cost(
         "readings": counter.readings(arch),
     }
     if measure:
+        if batch < 1:
+            raise TailorError(f"The batch to measure must be at least 1, not {batch}.")
         from tailorvit.costs import measure_latency, measure_memory
 
         shape = (int(frame["channels"]), *frame["image_size"])
@@ -287,7 +284,9 @@ def space_info(
             data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise TailorError(f"Cannot read the space file '{name}': {error}.") from None
-        space = with_fixed(Space.from_dict(data.get("space", data)), classes=classes, image_size=image_size)
+        space = Space.from_dict(data.get("space", data))
+        family(space.family)
+        space = with_fixed(space, classes=classes, image_size=image_size)
     else:
         space = named_space(name, classes=classes, image_size=image_size)
     meter = Meter.for_space(space, Limits.of(**(limits or {})))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,9 +38,15 @@ def _print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=1, default=str))
 
 
-def _print_result(result: Any) -> None:
+def _print_result(work: Callable[[], Any]) -> None:
+    """Do the work and print its result; Ctrl-C says how to go on, which typer alone would not."""
     from tailorvit import units
 
+    try:
+        result = work()
+    except KeyboardInterrupt as stop:
+        typer.echo(f"Stopped. Go on with: {stop}" if str(stop) else "Stopped.", err=True)
+        raise typer.Exit(130) from None
     facts = result.facts
     arch = facts["arch"]
     size = f"{facts['params']:,} parameters, {units.show(facts['macs'])} MACs"
@@ -79,19 +86,9 @@ def run(
         "max_latency": max_latency,
         "max_memory": max_memory,
     }
-    result = api.run(
-        recipe,
-        data=data,
-        out=out,
-        method=method,
-        limits=limits,
-        image_size=image_size,
-        seed=seed,
-        sets=sets or [],
-        small=tiny,
-        progress=_mode(quiet, plain),
-    )
-    _print_result(result)
+    options: dict[str, Any] = {"data": data, "method": method, "limits": limits, "image_size": image_size, "seed": seed}
+    mode = _mode(quiet, plain)
+    _print_result(lambda: api.run(recipe, out=out, progress=mode, sets=sets or [], small=tiny, **options))
 
 
 @app.command()
@@ -103,7 +100,7 @@ def resume(
     """Go on with a run after a crash or Ctrl-C."""
     from tailorvit import api
 
-    _print_result(api.resume(folder, _mode(quiet, plain)))
+    _print_result(lambda: api.resume(folder, _mode(quiet, plain)))
 
 
 @app.command()
@@ -222,8 +219,8 @@ def doctor(as_json: Json = False) -> None:
 
 
 def main() -> None:
-    """Entry point: user mistakes become one sentence and exit code 2, Ctrl-C a hint and 130."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the memory measurement starts torch's profiler, which chats
+    """Entry point: user mistakes become one sentence and exit code 2."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory measurement starts torch's profiler, which chats
     from tailorvit.errors import TailorError
 
     try:
@@ -231,9 +228,6 @@ def main() -> None:
     except TailorError as error:
         typer.echo(f"tailorvit: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("\nStopped. Go on with: tailorvit resume FOLDER", err=True)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

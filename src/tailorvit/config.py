@@ -16,6 +16,7 @@ from tailorvit.seek.s4 import S4Settings
 from tailorvit.train.settings import TrainSettings
 
 FORBID = {"extra": "forbid"}
+_BRANCHES = ("str", "int", "float")  # pydantic adds the branch of a union it tried; no recipe key is called so
 T = TypeVar("T")
 
 
@@ -60,6 +61,11 @@ class EvaluateSettings:
     batch: int = 512
     together: int = 1  # architectures per masked pass; 1 scores them sliced, one by one
 
+    def __post_init__(self) -> None:
+        for name in ("batch", "together"):
+            if getattr(self, name) < 1:
+                raise TailorError(f"evaluate.{name} must be at least 1, not {getattr(self, name)}.")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -98,9 +104,11 @@ class Config:
         given = {k: v for k, v in self.search.items() if k not in ("name", "preset")}
         preset = self.search.get("preset")
         if preset is not None:
-            if preset not in PRESETS or entry.name != "evolution":
+            if entry.name != "evolution":
+                raise TailorError(f"search.preset '{preset}' belongs to the evolution, not to '{entry.name}'.")
+            if str(preset) not in PRESETS:
                 raise unknown("search.preset", preset, PRESETS)
-            given = {**asdict(PRESETS[preset]), **given}
+            given = {**asdict(PRESETS[str(preset)]), **given}
         return checked(entry.settings, given, "search")
 
 
@@ -113,8 +121,9 @@ def checked(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
         return TypeAdapter(kind).validate_python(dict(data))
     except ValidationError as error:
         first = error.errors()[0]
+        steps = [where, *map(str, first["loc"])]
         path = ".".join(
-            [*([where] if where else []), *(str(p) for p in first["loc"] if not str(p).startswith("function-"))]
+            p for p in steps if p and p not in _BRANCHES and not p.startswith(("function-", "dict[", "tuple["))
         )
         message = first["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:]
@@ -146,13 +155,16 @@ def recipe_names() -> list[str]:
 def read_recipe(name_or_path: str) -> dict[str, Any]:
     """A recipe by name, or a TOML file by path."""
     path = Path(name_or_path)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or path.is_file():  # a run folder may bear a recipe's name
         if not path.is_file():
             bare = path.name.removesuffix(".toml")
             if path.parent.name == "recipes" and bare in recipe_names():
                 return read_recipe(bare)  # recipes/NAME.toml outside a checkout
             raise TailorError(f"There is no recipe file '{name_or_path}'.")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TailorError(f"The recipe file '{name_or_path}' cannot be read: {error}.") from None
     elif name_or_path in recipe_names():
         text = (resources.files("tailorvit.recipes") / f"{name_or_path}.toml").read_text(encoding="utf-8")
     else:

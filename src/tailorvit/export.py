@@ -98,7 +98,7 @@ def load(folder: str | Path) -> Network:
     try:
         card = Card.from_dict(json.loads((place / "network.json").read_text(encoding="utf-8")))
         state = load_file(place / "network.safetensors")
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TailorError(f"The network in '{folder}' cannot be read: {error}.") from None
     record = family(card.arch.family)
     model = record.build(record.frame(card.fixed), card.arch)

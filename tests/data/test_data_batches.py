@@ -184,7 +184,7 @@ def test_posterise_survives_the_strongest_draw(data):
 
 def test_presets():
     assert augment_preset("none", 32, "x") == Augment()
-    assert augment_preset("mild", 8, "digits", channels=1) == Augment(crop_pad=1, smoothing=0.1)
+    assert augment_preset("mild", 8, "digits", channels=1) == Augment(mixup=0.2, smoothing=0.1)
     assert augment_preset("mild", 64, "photos") == Augment(crop_pad=8, flip=True, smoothing=0.1)
     assert not augment_preset("standard", 32, "torchvision:SVHN@data").flip
     assert (STANDARD.randaugment, STANDARD.erasing, STANDARD.mixup, STANDARD.cutmix, STANDARD.switch, STANDARD.scale,

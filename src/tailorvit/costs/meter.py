@@ -125,14 +125,18 @@ class Meter:
         )
 
 
-def largest_fitting(candidates: Iterable[T], fits: Callable[[T], bool]) -> T | None:
-    """The last of candidates in growing order that fits, stopping once several in a row do not."""
-    best, misses = None, 0
+def largest_fitting(
+    candidates: Iterable[T], fits: Callable[[T], bool], size: Callable[[T], float], patience: int = 24
+) -> T | None:
+    """The largest of roughly growing candidates that fits, looking no further once ``patience`` in a row do not."""
+    best, most, misses = None, float("-inf"), 0
     for candidate in candidates:
-        if fits(candidate):
-            best, misses = candidate, 0
-        else:
+        if not fits(candidate):
             misses += 1
-            if misses >= 8:
+            if misses >= patience:
                 break
+            continue
+        misses = 0
+        if size(candidate) > most:
+            best, most = candidate, size(candidate)
     return best

@@ -89,7 +89,7 @@ class ElasticViT(nn.Module):
         )
         self.norm = LayerNorm(self.embed, self.frame.eps)
         self.head = Linear(self.embed, self.frame.classes)
-        initialise(self)
+        initialise(self, self.embed)
         conv = nn.Conv2d(self.frame.channels, self.embed, self.frame.patch)  # torch's own start for the patch weights
         self.patch_embed.weight.data.copy_(conv.weight.data)
         assert conv.bias is not None

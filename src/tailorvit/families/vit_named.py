@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -109,9 +110,10 @@ ARCHS: Mapping[str, Named] = {
 }
 
 
-def _depth_for(embed: int, most: int) -> int:
-    """Blocks for a width: DeiT-Ti's sixteen channels a block, between two and ``most``."""
-    return max(2, min(most, round(embed / 16)))
+def _depths(embed: int, most: int) -> list[int]:
+    """Depths that suit a width: DeiT-Ti's sixteen channels a block, one more or less, between two and ``most``."""
+    usual = round(embed / 16)
+    return sorted({max(2, min(most, d)) for d in (usual - 1, usual, usual + 1)})
 
 
 def _widths() -> Iterator[int]:
@@ -127,16 +129,20 @@ def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
     head_dim = int(fixed["head_dim"])
     for embed in _widths():
         step = max(2, round(embed / 8 / 4) * 4) if embed >= 24 else 2
-        depth = _depth_for(embed, 12) + 1
-        heads = max(1, round(embed / head_dim)) + 1
-        low_depth, low_heads = max(1, depth - 2), max(1, heads - 2)
-        yield _space(
-            (low_depth, depth, 1), (3, 4, 0.5), (low_heads, heads, 1), (embed - 2 * step, embed, step), **fixed
-        )
+        usual = max(1, round(embed / head_dim))
+        for depth, heads in itertools.product(_depths(embed, 13), (usual, usual + 1, usual + 2)):
+            yield _space(
+                (max(1, depth - 2), depth, 1),
+                (3, 4, 0.5),
+                (max(1, heads - 2), heads, 1),
+                (embed - 2 * step, embed, step),
+                **fixed,
+            )
 
 
 def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed ViTs from small to large: uniform blocks, MLP ratio 4, heads times head width near the width."""
     head_dim = int(fixed["head_dim"])
     for embed in _widths():
-        yield vit_arch(embed, max(1, round(embed / head_dim)), 4, _depth_for(embed, 12))
+        for depth in _depths(embed, 12):
+            yield vit_arch(embed, max(1, round(embed / head_dim)), 4, depth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from tailorvit.methods.plan import hand_designed
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.search.base import Trial, merit
 from tailorvit.search.pareto import non_dominated
-from tailorvit.train import accuracy
+from tailorvit.train import TrainSettings, accuracy
 
 
 def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> dict[str, Any]:
@@ -25,10 +26,15 @@ def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> d
     scored = [(accuracy(model, session.search_batches(), session.device), t, model) for t, model in finished]
     after, chosen, model = max(scored, key=lambda row: row[0])  # first wins ties: the better one in the search
     rival_arch = hand_designed(session.space, session.meter) if session.config.baseline else None
-    rival = session.plain(rival_arch, session.config.final.train, "baseline") if rival_arch else None
+    rival = session.plain(rival_arch, _rival_training(session, net), "baseline") if rival_arch else None
 
+    known = len(session.data.skipped)
     session.data.unseal_test("final figures")
-    test = list(session.data.eval_batches("test", session.config.evaluate.batch))
+    late = session.data.skipped[known:]
+    if late:
+        text = f"{len(late)} unreadable test image(s) were skipped, the first: {late[0][0]}."
+        session.tell("skipped", text, files=[{"path": path, "reason": why} for path, why in late])
+    test = session.batches("test")
     costs = session.meter.costs(chosen.arch)
     result = {
         "method": session.config.method,
@@ -63,12 +69,21 @@ def _network(session: Session, arch: Arch, net: Supernet | None, stage: str) -> 
     return inherited.eval() if how == "inherit" else session.plain(arch, settings, stage, inherited)
 
 
+def _rival_training(session: Session, net: Supernet | None) -> TrainSettings:
+    """The final recipe; for as many epochs as the found network's weights have seen, where it inherited some."""
+    final = session.config.final
+    inherited = net.epochs if net is not None and final.how != "retrain" else 0
+    own = final.train.epochs if final.how != "inherit" or net is None else 0
+    return replace(final.train, epochs=own + inherited)
+
+
 def _rival(session: Session, arch: Arch | None, model: nn.Module | None, test: Any) -> dict[str, Any] | None:
     if arch is None or model is None:
         return None
     params, macs = session.meter.counter.both(arch)
     figure = accuracy(model, test, session.device)
-    return {"arch": arch.to_dict(), "params": params, "macs": macs, "test_accuracy": figure}
+    epochs = session.run.epochs("baseline")[-1]["epoch"]
+    return {"arch": arch.to_dict(), "params": params, "macs": macs, "test_accuracy": figure, "epochs": epochs}
 
 
 def _path(session: Session) -> list[dict[str, Any]]:

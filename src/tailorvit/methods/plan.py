@@ -12,7 +12,8 @@ from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter, largest_fitting
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
-from tailorvit.space import Dim, Space
+from tailorvit.seek.s4 import seek
+from tailorvit.space import Dim, Scope, Space
 
 
 def default_limit(images: int) -> str:
@@ -72,7 +73,7 @@ def initial_space(config: Config, data: Any, limits: Limits) -> Space:
 def auto_space(family_name: str, fixed: Mapping[str, Any], limits: Limits, **meter: Any) -> Space:
     """The largest space of the usual shape whose largest member lies under every limit."""
     record, gauge = family(family_name), Meter(family_name, fixed, limits, **meter)
-    space = largest_fitting(record.auto(fixed), lambda s: gauge.below(s.largest()))
+    space = largest_fitting(record.auto(fixed), lambda s: gauge.below(s.largest()), lambda s: _size(gauge, s.largest()))
     if space is None:
         least = next(record.auto(fixed))
         raise InfeasibleError(
@@ -81,6 +82,12 @@ def auto_space(family_name: str, fixed: Mapping[str, Any], limits: Limits, **met
             + "."
         )
     return space
+
+
+def _size(meter: Meter, arch: Arch) -> float:
+    """How much of the budget an architecture uses: its cost in the first limited metric."""
+    metric = next((m for m, _, high in meter.limits if high is not None), "params")
+    return meter.cost(metric, arch)  # type: ignore[arg-type]
 
 
 def _show(meter: Meter, metric: Any, arch: Arch) -> str:
@@ -96,8 +103,41 @@ def len_words(fixed: Mapping[str, Any]) -> str:
 
 
 def hand_designed(space: Space, meter: Meter) -> Arch | None:
-    """The largest hand-designed network that keeps the limits; None where even the smallest does not."""
-    return largest_fitting(family(space.family).baseline(dict(space.fixed)), meter.fits)
+    """The largest hand-designed network that keeps the limits; None where even the smallest does not.
+
+    Without an upper limit it may be as large as the space's largest member.
+    """
+
+    def small(arch: Arch) -> bool:
+        return any(low is not None and meter.cost(metric, arch) < low for metric, low, _ in meter.limits)
+
+    top = float("inf") if any(high for _, _, high in meter.limits) else _size(meter, space.largest())
+    # What is under a lower limit is left out, or the growing row would seem to have ended before it began.
+    candidates = (arch for arch in family(space.family).baseline(dict(space.fixed)) if not small(arch))
+    return largest_fitting(
+        candidates, lambda arch: meter.fits(arch) and _size(meter, arch) <= top, lambda arch: _size(meter, arch)
+    )
+
+
+def require_feasible(config: Config, space: Space, meter: Meter) -> None:
+    """Raise before anything is trained or written when no network can keep the limits."""
+    if config.method == "fixed":
+        broken = meter.problem(fixed_arch(config)[0])
+        if broken:
+            raise InfeasibleError(f"The given architecture breaks the limits: {broken}.")
+    elif config.method != "s4" or config.s4.on_violation == "ignore":
+        meter.require_feasible(space)
+    elif config.s4.repair == "size" and set(meter.limits.metrics) <= {"params", "macs"}:
+        # Repairs by counted size need no training, so they can be tried here.
+        none = replace(config.s4, iterations=0)
+        meter.require_feasible(seek(space, meter, lambda _space, _t: lambda _archs: [], none, config.seed)[0])
+    else:
+        meter.require_feasible(_reachable(space))
+
+
+def _reachable(space: Space) -> Space:
+    """The space with every dimension down to its minimum: what repair moves could reach."""
+    return replace(space, dims=tuple(replace(d, choices=tuple(sorted({d.minimum, *d.choices}))) for d in space.dims))
 
 
 def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
@@ -108,6 +148,17 @@ def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
     if isinstance(config.arch, dict):
         return family(str(config.arch.get("family", config.family))).arch(config.arch), {}
     raise TailorError("Method 'fixed' needs 'arch': a name (see tailorvit list archs) or a table.")
+
+
+def around(arch: Arch) -> tuple[Dim, ...]:
+    """The smallest dimensions that hold one architecture."""
+    dims = []
+    for key, value in arch.items():
+        choices = tuple(sorted(set(value))) if isinstance(value, tuple) else (value,)
+        name, _, stage = key.partition(".")
+        scope: Scope = "block" if isinstance(value, tuple) else "stage" if stage else "global"
+        dims.append(Dim(name, choices, scope, int(stage) if stage else None))
+    return tuple(dims)
 
 
 def wanted_size(config: Config) -> int | tuple[int, int] | None:

@@ -28,11 +28,10 @@ class RunBook(Book):
     def decided(self, decision: Decision) -> None:
         """A decision was made; told once, also when a resumed run makes it again."""
         run = self.session.run
-        told = {d["t"] for d in run.decisions()}
         for slope in decision.slopes:
             run.record_slope(decision.t, slope.dim, slope.to_dict())
         run.record_decision(decision.t, decision.to_dict())
-        if decision.t not in told:
+        if decision.sentence not in {e["text"] for e in run.events("decision")}:
             self.session.tell("decision", decision.sentence)
 
 
@@ -52,5 +51,6 @@ def s4(session: Session) -> dict[str, Any]:
     space, t, _ = seek(session.space, session.meter, evaluator, settings, session.seed, RunBook(session))
     session.meter.require_feasible(space)
     net = net_at(space, t)
+    net.model()  # trained here, so that its time is not counted as the search's
     trials = session.search(space, lambda candidates, generation: net.score("search", candidates, generation))
     return finish(session, trials, net)

@@ -8,8 +8,9 @@ continues from its checkpoint. Nothing depends on what was in memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from tailorvit.seek.slopes import Accuracies
 from tailorvit.space import Space
 from tailorvit.train import RULES, Evaluator, Rule, Sink, TrainSettings, accuracy, train
 from tailorvit.train.loop import inherit, shortened
+
+KEEP = 1 << 30  # bytes of a split kept as floats
 
 
 class RunSink(Sink):
@@ -64,6 +67,18 @@ class RunSink(Sink):
         self.session.progress.step(self.stage, step, total, facts)
 
 
+@dataclass(frozen=True)
+class _Stream:
+    """A split as batches, from the data anew each time."""
+
+    data: Data
+    split: str
+    batch: int
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.data.eval_batches(self.split, self.batch))
+
+
 class Session:
     """The pieces of work: train a supernet, score sub-networks, search, train a plain network, test it."""
 
@@ -75,7 +90,7 @@ class Session:
         self.seed = config.seed
         self.family = family(space.family)
         self.meter = Meter.for_space(space, limits, device=device, recall=run.measured, record=run.record_measured)
-        self._search_batches: list[tuple[Tensor, Tensor]] | None = None
+        self._search_batches: Iterable[tuple[Tensor, Tensor]] | None = None
 
     # -- telling ----------------------------------------------------------------------------------------------------
 
@@ -105,10 +120,16 @@ class Session:
 
     # -- data -------------------------------------------------------------------------------------------------------
 
-    def search_batches(self) -> list[tuple[Tensor, Tensor]]:
-        """The search split, loaded once."""
+    def batches(self, split: str) -> Iterable[tuple[Tensor, Tensor]]:
+        """A split to go through any number of times: kept whole where it is small, read anew each time where not."""
+        high, wide = self.data.image_size
+        stream = _Stream(self.data, split, self.config.evaluate.batch)
+        return list(stream) if 4 * self.data.counts[split] * self.data.channels * high * wide < KEEP else stream
+
+    def search_batches(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """The search split."""
         if self._search_batches is None:
-            self._search_batches = list(self.data.eval_batches("search", self.config.evaluate.batch))
+            self._search_batches = self.batches("search")
         return self._search_batches
 
     def train_batches(self, settings: TrainSettings, stage: str) -> Any:
@@ -176,6 +197,9 @@ class Supernet:
 
     def __init__(self, session: Session, space: Space, stage: str, before: Supernet | None = None) -> None:
         self.session, self.space, self.stage, self.before = session, space, stage, before
+        own = session.config.train
+        self.settings = own if before is None else shortened(own, session.config.s4.warm_share)
+        self.epochs: int = self.settings.epochs + (before.epochs if before else 0)  # seen by its weights
         self._evaluator: Evaluator | None = None
 
     def model(self) -> nn.Module:
@@ -184,13 +208,11 @@ class Supernet:
 
     def _ready(self) -> Evaluator:
         if self._evaluator is None:
-            session, settings = self.session, self.session.config.train
+            session, settings = self.session, self.settings
             seed_everything(session.seed, "init", self.stage)
             model = session.family.supernet(self.space, settings.drop_path)
-            if self.before is not None and session.run.result(self.stage) is None:
+            if self.before is not None and session.run.load_checkpoint(self.stage) is None:
                 inherit(model, self.before.model())
-            if self.before is not None:
-                settings = shortened(settings, session.config.s4.warm_share)
             look = Evaluator(model, session.search_batches(), session.device)
             watched = {"largest": self.space.largest(), "smallest": self.space.smallest()}
 
@@ -211,8 +233,9 @@ class Supernet:
         todo = list({c.arch: c for c in candidates if known[c.arch] is None}.values())
         together = session.config.evaluate.together
         for i in range(0, len(todo), together):
-            group = todo[i : i + together]
-            percents = self._ready()([c.arch for c in group])
+            group, evaluator = todo[i : i + together], self._ready()
+            evaluator.known.clear()  # only the folder decides what is known, so a resumed run makes the same passes
+            percents = evaluator([c.arch for c in group])
             known.update({c.arch: p for c, p in zip(group, percents, strict=True)})
             run.record_trials(stage, [vars(session.trial(c, float(p), generation)) for c, p in zip(group, percents)])
             session.progress.step(stage, i + len(group), len(todo), {})

@@ -42,13 +42,14 @@ class Evaluator:
     def __init__(
         self,
         model: nn.Module,
-        batches: Sequence[Batch],
+        batches: Iterable[Batch],
         device: str = "cpu",
         together: int = 1,
         bf16: bool = False,
     ) -> None:
         self.model, self.device, self.together, self.bf16 = model.to(device).eval(), device, together, bf16
-        self.batches = [(x.to(device), y.to(device)) for x, y in batches]
+        # A list fits into memory and moves to the device once; anything else is gone through anew for every pass.
+        self.batches = [(x.to(device), y.to(device)) for x, y in batches] if isinstance(batches, list) else batches
         self.known: dict[Arch, float] = {}
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
@@ -64,7 +65,7 @@ class Evaluator:
         self.model.eval()
         hits, count = torch.zeros(len(archs), device=self.device), 0
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.bf16):
-            for x, y in self.batches:
+            for x, y in ((x.to(self.device), y.to(self.device)) for x, y in self.batches):
                 logits = self.model(x, archs[0])[None] if self.together == 1 else self.model(x, list(archs))
                 hits += (logits.argmax(-1) == y).sum(-1)
                 count += len(y)

@@ -97,7 +97,7 @@ def train(
         if 0 < state.meta["step"] < total:
             sink.event("resume", f"going on at step {state.meta['step']} of {total}")
     good, saved_at, loss_sum, seen, hits = state.snapshot(), time.monotonic(), 0.0, 0, 0
-    epoch_start, last = time.monotonic(), math.nan
+    epoch_start, last = time.monotonic(), float(state.meta.get("loss", math.nan))
     call = torch.compile(model) if settings.compile else model
 
     while state.meta["step"] < total:
@@ -114,7 +114,7 @@ def train(
                 state.meta["in_row"] += 1
                 sink.event("skip", f"step {step}: the loss or a gradient was not finite, so the step was skipped")
             else:
-                state.meta["in_row"], last = 0, loss
+                state.meta["in_row"], state.meta["loss"], last = 0, loss, loss
                 loss_sum, seen, hits = loss_sum + loss * len(batch.y), seen + len(batch.y), hits + correct
             if state.meta["in_row"] >= settings.patience:
                 _roll_back(state, good, settings, sink)

@@ -50,12 +50,15 @@ class TrainSettings:
             ("clip", 0, False),
             ("ema", 0, False),
             ("patience", 0, True),
+            ("max_rollbacks", 0, False),
         ):
             value = getattr(self, name)
             if not math.isfinite(value) or value < low or (strict and value == low):
                 raise TailorError(f"train.{name} must be {'above' if strict else 'at least'} {low}, not {value}.")
         if self.drop_path >= 1 or self.ema >= 1:
             raise TailorError("train.drop_path and train.ema must lie in [0, 1).")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise TailorError(f"train.betas must lie in [0, 1), not {list(self.betas)}.")
 
     @property
     def peak_lr(self) -> float:

@@ -1,0 +1,475 @@
+"""The command line: help texts, JSON for programs, and one sentence for every mistake.
+
+``UPDATE_GOLDEN=1 pytest tests/contracts/test_cli.py`` writes the help texts anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import tailorvit
+from tailorvit import cli
+from tailorvit.methods.session import Session
+from tailorvit.runs import Run
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+VERBS = ["run", "resume", "space", "cost", "list", "report", "predict", "doctor"]
+PLAIN = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
+QUICK = ["--set", "s4.iterations=0", "--set", "train.epochs=1", "--set", "final.train.epochs=1", "--quiet"]
+
+
+def program(*args, **options):
+    """A process of its own, for what depends on one."""
+    env = {**os.environ, **PLAIN, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tailorvit", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=120, **options)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """The entry point in this process: (exit code, stdout, stderr)."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["tailorvit", *map(str, args)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code
+        return code or 0, *capsys.readouterr()
+
+    return run
+
+
+def pictures(root: Path, counts: dict[str, int], size: int = 16) -> Path:
+    for k, (name, count) in enumerate(counts.items()):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            noise = np.random.default_rng(100 * k + i).integers(0, 256, (size, size, 3), dtype=np.uint8)
+            noise[..., k % 3] //= 4
+            Image.fromarray(noise).save(root / name / f"{i:02d}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Three classes of pictures, one of them broken."""
+    root = pictures(tmp_path_factory.mktemp("photos") / "zoo", {"cat": 14, "dog": 14, "owl": 14})
+    (root / "cat" / "broken.png").write_bytes(b"this is no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished(photos, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "zoo"
+    sets = QUICK[1:-1:2]
+    tailorvit.run(data=str(photos), out=folder, small=True, image_size=16, sets=sets, progress="quiet", command="test")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory) -> Path:
+    """A run stopped before its search, with a trained supernet."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    with pytest.MonkeyPatch.context() as patch:
+
+        def stop(session, space, score, stage="search"):
+            score([], 0)
+            session.supernet(space, 0).model()
+            raise KeyboardInterrupt
+
+        patch.setattr(Session, "search", stop)
+        with pytest.raises(KeyboardInterrupt, match=r"^tailorvit resume .*stopped$"):
+            tailorvit.run("s4-digits", out=folder, small=True, sets=QUICK[1:-1:2], progress="quiet")
+    return folder
+
+
+# -- help -------------------------------------------------------------------------------------------------------------
+
+
+def cleaned(text: str) -> str:
+    """Without colours, boxes and the words for types, which change between versions of the library."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    text = re.sub(r"[─-╿*]|<[^>]*>|\b(TEXT|INTEGER|PATH|FLOAT)\b", " ", text)
+    return "\n".join(re.sub(r"(?<=\S)  +", "  ", line.rstrip()) for line in text.splitlines() if line.strip()) + "\n"
+
+
+def words(text: str) -> list[str]:
+    return re.sub(r"[][{}]|\.\.\.", " ", text.lower()).split()
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_is_a_golden_file(verb):
+    found = CliRunner().invoke(cli.app, [verb, "--help"] if verb else ["--help"], env=PLAIN, prog_name="tailorvit")
+    assert found.exit_code == 0
+    text, path = cleaned(found.output), GOLDEN / f"help-{verb or 'tailorvit'}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert words(text) == words(path.read_text(encoding="utf-8"))
+
+
+def test_every_verb_has_a_golden_file():
+    names = {c.name or c.callback.__name__.rstrip("_") for c in cli.app.registered_commands}
+    assert names == set(VERBS)
+    assert {p.stem for p in GOLDEN.glob("help-*.txt")} == {f"help-{v}" for v in ["tailorvit", *VERBS]}
+
+
+def test_help_is_quick():
+    took = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = program("--help")
+        took.append(time.perf_counter() - start)
+        assert done.returncode == 0 and done.stderr == "" and all(v in done.stdout for v in VERBS)
+        if took[-1] < 1:
+            break
+    assert min(took) < 1
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [("autoformer-t", 5_867_944), ("autoformer-s", 22_891_432), ("autoformer-b", 53_691_688)]
+)
+def test_cost_as_json(call, name, params):
+    code, out, err = call("cost", name, "--json")
+    facts = json.loads(out)
+    assert code == 0 and err == "" and facts["params"] == params
+    assert (
+        sum(p["params"] for p in facts["parts"]) == params and sum(p["macs"] for p in facts["parts"]) == facts["macs"]
+    )
+    assert {"part", "params", "macs"} == set(facts["parts"][0])
+
+
+def test_cost_for_people_and_for_other_classes(call, tmp_path):
+    code, out, _ = call("cost", "autoformer-s")
+    assert code == 0 and "22,891,432 parameters" in out and "head" in out
+    fewer = json.loads(call("cost", "autoformer-s", "--classes", 10, "--json")[1])
+    assert fewer["params"] == 22_891_432 - 990 * 385
+    path = tmp_path / "arch.json"
+    path.write_text(json.dumps({"family": "vit", "depth": 12, "embed": 384, "heads": 6, "mlp": 4}))
+    assert json.loads(call("cost", path, "--json")[1])["params"] == 22_142_824
+
+
+def test_cost_measured_without_chatter():
+    """In a process of its own, since torch's profiler writes past Python's streams."""
+    done = program("cost", "deit-ti", "--image-size", 32, "--measure", "--json")
+    facts = json.loads(done.stdout)
+    assert done.stderr == "" and facts["latency"]["median"] > 0 and facts["memory"] > 4 * facts["params"]
+
+
+def test_space_as_json(call):
+    code, out, _ = call("space", "s4-vit", "--classes", 200, "--max-params", "30M", "--json")
+    facts = json.loads(out)
+    assert code == 0 and set(facts["dims"]) == {"depth", "mlp", "heads", "embed"}
+    assert facts["smallest"]["params"] == 12_075_704 and facts["largest"]["params"] == 36_430_664
+    assert {"params", "macs"} <= set(facts["smallest"]) and {"params", "macs"} <= set(facts["largest"])
+    assert facts["count"] == 3 * sum(14**a for a in (12, 13, 14))
+    assert 0 < facts["fits"] <= 1 and facts["dims"]["heads"]["choices"] == [2, 4, 6, 8, 10, 12, 14]
+    open_ended = json.loads(call("space", "s4-vit", "--json")[1])
+    assert open_ended["fits"] == 1
+
+
+def test_space_for_people(call):
+    code, out, _ = call("space", "s4-vit", "--classes", 200, "--max-params", "30M")
+    assert code == 0 and "36,430,664" in out and "% of" in out and "fit the limits" in out
+
+
+def test_space_from_a_file(call, tmp_path):
+    path = tmp_path / "mine.toml"
+    dims = "\n".join(
+        f"[dims.{n}]\nscope = '{s}'\nchoices = {c}"
+        for n, s, c in (
+            ("depth", "global", [2]),
+            ("embed", "global", [8, 16]),
+            ("heads", "block", [1]),
+            ("mlp", "block", [2]),
+        )
+    )
+    path.write_text(f"family = 'vit'\n{dims}\n")
+    assert json.loads(call("space", path, "--json")[1])["count"] == 2
+
+
+@pytest.mark.parametrize("what", ["families", "spaces", "archs", "methods", "recipes", "searchers"])
+def test_lists(call, what):
+    rows = json.loads(call("list", what, "--json")[1])
+    assert rows and all(r["name"] and r["summary"] for r in rows)
+    code, out, _ = call("list", what)
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == [r["name"] for r in rows]
+
+
+def test_doctor(call):
+    code, out, _ = call("doctor")
+    assert code == 0 and "torch" in out
+    rows = json.loads(call("doctor", "--json")[1])
+    assert {"what", "state", "text"} == set(rows[0]) and {r["state"] for r in rows} <= {"ok", "note", "problem"}
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def refused(found, *parts) -> str:
+    code, _, err = found
+    assert code == 2, found
+    assert err.startswith("tailorvit: ") and err.count("\n") == 1 and err[-2] in ".?", err
+    for part in parts:
+        assert part in err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["run", "--set", "train.epoch=3"], ["'train.epoch'", "Did you mean 'train.epochs'?"]),
+        (["run", "--set", "train.epochs=many"], ["train.epochs cannot be 'many'"]),
+        (["run", "--set", "epochs"], ["--set 'epochs'", "train.epochs=50"]),
+        (["run", "s4-digit"], ["Unknown recipe 's4-digit'", "Did you mean 's4-digits'?"]),
+        (["run", "nowhere.toml"], ["no recipe file 'nowhere.toml'"]),
+        (["run", "--method", "s5"], ["Unknown method 's5'", "autoformer, fixed, s4"]),
+        (["run", "--set", "family=swan"], ["Unknown family 'swan'"]),
+        (["run", "--set", "space=s4-vitt"], ["Unknown space 's4-vitt'", "Did you mean 's4-vit'?"]),
+        (["run", "--method", "fixed", "--set", "arch=deit-x"], ["Unknown architecture 'deit-x'"]),
+        (["run", "--method", "fixed"], ["needs 'arch'"]),
+        (["run", "--set", "search.name=evo"], ["Unknown searcher 'evo'"]),
+        (["run", "--set", "train.augment=wild"], ["'wild'", "Did you mean 'mild'?"]),
+        (["run", "--set", "device=banana"], ["Device 'banana'"]),
+        (["run", "--max-params", "3Q"], ["'3Q'", "30M or 500k"]),
+        (["run", "--max-params", "0"], ["above zero"]),
+        (["run", "--min-params", "5M", "--max-params", "1M"], ["min_params 5M lies above max_params 1M"]),
+        (["run", "--max-params", "100"], ["params <= 100", "the smallest tried has params"]),
+        (["run", "--max-macs", "10"], ["MACs <= 10", "the smallest tried has macs"]),
+        (["run", "--set", "space=vit-8px", "--max-params", "1k"], ["params <= 1k"]),
+        (
+            ["run", "--method", "autoformer", "--set", "space=vit-8px", "--max-params", "1k"],
+            ["the smallest has 38.75k"],
+        ),
+        (["run", "--set", "space=vit-8px", "--min-params", "10M"], ["params >= 10M", "the largest has"]),
+        (
+            ["run", "--set", "space=vit-8px", "--set", "s4.on_violation=error", "--max-params", "60k"],
+            ["over params <= 60k"],
+        ),
+        (["run", "--set", "space=vit-8px", "--set", "s4.nonpositive=strict", "--max-params", "4k"], ["cannot shrink"]),
+        (
+            ["run", "--method", "fixed", "--set", "arch=deit-ti", "--max-params", "1M", "--image-size", "16"],
+            ["breaks the limits"],
+        ),
+        (["run", "--seed", "-1"], ["seed must be"]),
+        (["run", "--image-size", "17"], ["17 px", "--image-size 16"]),
+        (["run", "--image-size", "0"], ["image size"]),
+        (["run", "--data", "nowhere"], ["There is no 'nowhere'"]),
+        (["run", "--set", "data.limit=0"], ["at least 1, not 0"]),
+        (["space", "s4-vitt"], ["Unknown space 's4-vitt'"]),
+        (["space", "nowhere.toml"], ["nowhere.toml"]),
+        (["space", "s4-vit", "--classes", "0"], ["'classes' must be a positive whole number, not 0"]),
+        (["space", "s4-vit", "--image-size", "30"], ["multiples of the patch 16"]),
+        (["space", "s4-vit", "--max-params", "x"], ["Cannot read 'x'"]),
+        (["cost", "autoformer-x"], ["Unknown architecture 'autoformer-x'", "Did you mean"]),
+        (["cost", "nowhere.json"], ["no architecture file 'nowhere.json'"]),
+        (["cost", "deit-ti", "--measure", "--batch", "0"], ["at least 1, not 0"]),
+        (["list", "recipe"], ["Unknown list 'recipe'", "Did you mean 'recipes'?"]),
+        (["resume", "nowhere"], ["'nowhere' is not a run folder"]),
+        (["resume", "."], ["'.' is not a run folder"]),
+        (["report", "nowhere"], ["'nowhere' is not a run folder"]),
+        (["predict", "nowhere", "x.png"], ["'nowhere' holds no finished network"]),
+    ],
+    ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None,
+)
+def test_mistakes_are_one_sentence_and_leave_nothing_behind(call, tmp_path, monkeypatch, args, parts):
+    monkeypatch.chdir(tmp_path)
+    refused(call(*args), *parts)
+    assert list(tmp_path.iterdir()) == [], "no run folder"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[1]", ["must hold one architecture"]),
+        ("{", ["is not readable JSON"]),
+        ('{"family": "swan"}', ["Unknown family 'swan'"]),
+        ('{"family": "vit", "depth": 2}', ["needs 'embed'"]),
+        ('{"family": "vit", "depth": 2, "embed": 8, "heads": [1], "mlp": 2}', ["depth 2 needs 2 values of 'heads'"]),
+        ('{"family": "vit", "depth": 2, "embed": 8, "heads": 1, "mlp": 2, "fixed": 5}', ["'fixed'"]),
+        ('{"family": "vit", "depth": 2, "embed": 8, "heads": 1, "mlp": 2, "fixed": {"colour": 5}}', ["'colour'"]),
+    ],
+)
+def test_wrong_architecture_files(call, tmp_path, text, parts):
+    (tmp_path / "a.json").write_text(text)
+    refused(call("cost", tmp_path / "a.json"), *parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("family = 'swan'\n[dims.depth]\nchoices = [1]", ["Unknown family 'swan'"]),
+        ("family = 'vit'\n[dims.depth]\nchoices = [2, 1]", ["dimension 'depth'", "ascending"]),
+        ("family = 'vit'\n[dims.depth]\nchoice = [1]", ["unknown key 'choice'"]),
+        ("family = ", ["mine.toml"]),
+    ],
+)
+def test_wrong_space_files(call, tmp_path, text, parts):
+    (tmp_path / "mine.toml").write_text(text)
+    refused(call("space", tmp_path / "mine.toml"), *parts)
+
+
+def test_a_class_folder_without_images(call, tmp_path):
+    root = pictures(tmp_path / "zoo", {"cat": 4, "dog": 4})
+    (root / "owl").mkdir()
+    refused(call("run", "--data", root, "--out", tmp_path / "run"), "owl", "no images")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_classes(call, tmp_path):
+    refused(call("run", "--data", tmp_path), "no class folders")
+
+
+def test_an_output_folder_that_cannot_be_written(call, tmp_path):
+    (tmp_path / "file").write_text("")
+    refused(call("run", "--tiny", "--out", tmp_path / "file" / "sub"), "Cannot write to", "file/sub")
+
+
+def test_a_process_of_its_own_says_the_same(tmp_path):
+    done = program("cost", "autoformer-x", cwd=tmp_path)
+    refused((done.returncode, done.stdout, done.stderr), "Unknown architecture 'autoformer-x'")
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+# -- folders of runs --------------------------------------------------------------------------------------------------
+
+
+def test_broken_images_are_skipped_and_counted(finished):
+    with Run.open(finished, lock=False) as run:
+        (event,) = run.events("skipped")
+        facts = run.read_json("result")
+    assert event["text"].startswith("1 unreadable image(s)") and "broken.png" in event["text"]
+    assert "not an image" in event["data"]["files"][0]["reason"]
+    assert sum(facts["data"]["counts"].values()) == 42
+
+
+def test_an_existing_run_is_not_overwritten(call, finished, unfinished):
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+    refused(call("run", "--tiny", "--out", finished), "holds a finished run")
+    refused(call("run", "--tiny", "--out", unfinished), "unfinished run", f"tailorvit resume {unfinished}")
+    refused(call("run", "--tiny", "--out", finished.parent), "something else")
+    assert {p: p.stat().st_mtime_ns for p in finished.rglob("*")} == before
+
+
+def test_resuming_a_finished_run_gives_its_result(call, finished):
+    code, out, err = call("resume", finished)
+    facts = json.loads((finished / "result.json").read_text())
+    assert code == 0 and err == "" and f"{facts['params']:,} parameters" in out and str(finished) in out
+
+
+def test_reports(call, finished, unfinished):
+    for folder in (finished, unfinished):
+        (folder / "report.html").unlink(missing_ok=True)
+        code, out, _ = call("report", folder)
+        assert code == 0 and (folder / "report.html").is_file() and str(folder / "report.html") in out
+        assert "<html" in (folder / "report.html").read_text(encoding="utf-8")
+    (finished / "report.html").unlink()
+    assert call("resume", finished)[0] == 0 and (finished / "report.html").is_file(), "killed before its report"
+
+
+def test_predict(call, finished, photos):
+    files = [photos / "cat" / "00.png", photos / "dog" / "03.png"]
+    code, out, err = call("predict", finished, *files, "--json")
+    rows = json.loads(out)
+    assert code == 0 and err == "" and [r["file"] for r in rows] == [str(f) for f in files]
+    for row in rows:
+        scores = list(row["classes"].values())
+        assert set(row["classes"]) == {"cat", "dog", "owl"} and sum(scores) == pytest.approx(1, abs=1e-5)
+        assert scores == sorted(scores, reverse=True)
+    code, out, _ = call("predict", finished, files[0], "--top", 1)
+    assert code == 0 and out.count("%") == 1 and str(files[0]) in out
+
+
+def test_predictions_are_what_the_evaluation_saw(finished, photos):
+    """A file goes through the same resizing, cropping and normalising as the test split did."""
+    network = tailorvit.load(finished)
+    data = tailorvit.open_data(str(photos), image_size=16)
+    data.unseal_test("compare")
+    x, y = next(iter(data.eval_batches("test", 100)))
+    scores = network(x).softmax(-1)
+    for row, name in zip(scores, data.names("test")):
+        found = network.predict([name])[0]
+        assert [found[c] for c in data.classes] == pytest.approx(row.tolist(), abs=1e-5)
+    facts = json.loads((finished / "result.json").read_text())
+    assert 100 * float((scores.argmax(-1) == y).float().mean()) == pytest.approx(facts["test_accuracy"], abs=1e-3)
+
+
+def test_loaded_networks_are_plain(finished):
+    network = tailorvit.load(finished)
+    rooms = {type(m).__module__ for m in network.modules()}
+    assert not [r for r in rooms if r.startswith("tailorvit.elastic") or r.startswith("tailorvit.families")]
+    facts = json.loads((finished / "result.json").read_text())
+    assert sum(p.numel() for p in network.parameters()) == facts["params"]
+
+
+def test_predict_on_what_is_no_image(call, finished, unfinished, photos, tmp_path):
+    refused(call("predict", finished, photos / "cat" / "broken.png"), "broken.png", "not an image")
+    refused(call("predict", finished, tmp_path / "none.png"), "There is no image file")
+    refused(call("predict", unfinished, photos / "cat" / "00.png"), "no finished network")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"arch": 3, "fixed": {}, "classes": [], "preprocessing": {}}'])
+def test_a_damaged_network_is_one_sentence(call, finished, photos, tmp_path, text):
+    shutil.copytree(finished / "network", tmp_path / "network")
+    (tmp_path / "network" / "network.json").write_text(text)
+    refused(call("predict", tmp_path, photos / "cat" / "00.png"))
+
+
+def test_weights_of_another_network(call, finished, photos, tmp_path):
+    shutil.copytree(finished / "network", tmp_path / "network")
+    path = tmp_path / "network" / "network.json"
+    card = json.loads(path.read_text())
+    card["arch"] |= {"embed": 64}
+    path.write_text(json.dumps(card))
+    refused(call("predict", tmp_path, photos / "cat" / "00.png"), "do not belong to the architecture")
+    (tmp_path / "network" / "network.safetensors").write_bytes(b"nothing")
+    refused(call("predict", tmp_path, photos / "cat" / "00.png"), "cannot be read")
+
+
+def test_a_checkpoint_of_another_space(call, finished, unfinished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(unfinished, run)
+    shutil.copy(finished / "checkpoints" / "supernet-0.safetensors", run / "checkpoints" / "supernet-0.safetensors")
+    refused(call("resume", run), "belongs to another space or network")
+
+
+def test_data_that_changed_since(call, photos, tmp_path):
+    root, run = tmp_path / "zoo", tmp_path / "run"
+    shutil.copytree(photos, root)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        tailorvit.run(data=str(root), out=run, small=True, image_size=16, progress="quiet")
+    shutil.copy(root / "cat" / "00.png", root / "dog" / "new.png")
+    refused(call("resume", run), "data changed")
+
+
+def test_ctrl_c_says_how_to_go_on(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    code, _, err = call("run", "--tiny", "--quiet", "--out", tmp_path / "my run")
+    assert code == 130 and err == f"Stopped. Go on with: tailorvit resume '{tmp_path}/my run'\n"
+    with Run.open(tmp_path / "my run", lock=False) as run:
+        assert run.events("interrupted") and not run.finished
+
+
+def test_a_run_without_out_takes_a_free_folder(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    for number in (1, 2):
+        assert call("run", "--tiny", "--quiet")[0] == 130
+        assert (tmp_path / "runs" / f"s4-digits-{number}" / "recipe.toml").is_file()

@@ -1,0 +1,252 @@
+"""From data and budget to a first space."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tailorvit.config import configure
+from tailorvit.costs import Limits, Meter
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.families import FAMILIES, named_space
+from tailorvit.methods import METHODS, method
+from tailorvit.methods.plan import (
+    auto_space,
+    data_fixed,
+    default_limit,
+    fixed_arch,
+    hand_designed,
+    initial_space,
+    patch_for,
+    shrunk,
+    tiny,
+    wanted_size,
+)
+
+BUDGETS = ["20k", "35k", "60k", "100k", "250k", "350k", "1M", "2.5M", "5M", "10M", "22M", "30M"]
+
+
+def data(size=8, classes=10, channels=1):
+    high, wide = (size, size) if isinstance(size, int) else size
+    return SimpleNamespace(classes=tuple(map(str, range(classes))), channels=channels, image_size=(high, wide))
+
+
+# -- patches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("side", "patch"),
+    [
+        (8, 2),
+        (16, 2),
+        (24, 3),
+        (28, 4),
+        (32, 4),
+        (48, 6),
+        (64, 8),
+        (96, 12),
+        (128, 16),
+        (160, 10),
+        (224, 16),
+        (256, 16),
+    ],
+)
+def test_the_usual_sides(side, patch):
+    assert patch_for(side) == patch
+
+
+def test_every_side_gets_a_patch_that_fits_or_a_sentence():
+    refused = []
+    for side in range(1, 513):
+        try:
+            patch = patch_for(side)
+        except TailorError as error:
+            refused.append(side)
+            near = int(str(error).split("--image-size ")[1].rstrip("."))
+            assert f"{side} px" in str(error) and near > 0 and patch_for(near), "the advice works"
+            continue
+        assert side % patch == 0 and 2 <= side // patch <= 16
+        assert patch >= 2 or side in (2, 3, 5, 7, 11, 13)
+    primes = [n for n in range(17, 513) if all(n % d for d in range(2, n))]
+    assert set(primes) <= set(refused), "a prime side cannot be cut into equal patches"
+    assert not {n for n in refused if n % 8 == 0}
+
+
+# -- budgets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "classes"), [(8, 10), (28, 2), (32, 100), (64, 200), (224, 20)])
+def test_the_largest_member_lies_just_under_the_limit(size, classes):
+    for budget in BUDGETS:
+        limits = Limits.of(max_params=budget)
+        fixed = data_fixed(None, data(size, classes, 3), limits)
+        space = auto_space("vit", fixed, limits)
+        top, high = Meter.for_space(space).cost("params", space.largest()), limits.high("params")
+        # Under 50k a single step of a dimension is a tenth of the network.
+        assert (0.88 if high >= 50_000 else 0.75) * high <= top < high, (budget, top)
+        assert len(space["mlp"].choices) == 3 and len(space["embed"].choices) == 3
+        assert all(len(d.choices) >= 2 for d in space.dims)
+
+
+@pytest.mark.parametrize("budget", ["2M", "50M", "1G"])
+def test_a_limit_on_macs_works_alike(budget):
+    limits = Limits.of(max_macs=budget)
+    space = auto_space("vit", data_fixed(None, data(32), limits), limits)
+    assert 0.7 * limits.high("macs") < Meter.for_space(space).cost("macs", space.largest()) < limits.high("macs")
+
+
+def test_several_limits_hold_together():
+    limits = Limits.of(max_params="1M", max_macs="20M")
+    fixed = data_fixed(None, data(32), limits)
+    space = auto_space("vit", fixed, limits)
+    params, macs = Meter.for_space(space).counter.both(space.largest())
+    assert params < 1e6 and macs < 20e6
+    assert params < Meter("vit", fixed).cost("params", auto_space("vit", fixed, Limits.of(max_params="1M")).largest())
+
+
+@pytest.mark.parametrize(
+    ("size", "classes", "limit"),
+    [(8, 10, {"max_params": "500"}), (224, 1000, {"max_params": "5k"}), (32, 10, {"max_macs": "1k"})],
+)
+def test_impossible_budgets_name_the_smallest_figure(size, classes, limit):
+    limits = Limits.of(**limit)
+    with pytest.raises(InfeasibleError) as caught:
+        auto_space("vit", data_fixed(None, data(size, classes, 3), limits), limits)
+    text = str(caught.value)
+    assert f"{classes} classes at {size}x{size} px" in text and limits.describe() in text
+    assert any(c.isdigit() for c in text.split("the smallest tried has ")[1])
+
+
+def test_default_limits_grow_with_the_data():
+    sizes = [default_limit(n) for n in (500, 5_000, 50_000, 500_000)]
+    assert sizes == ["60k", "1M", "5M", "22M"]
+
+
+# -- the hand-designed network ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_hand_designed_network_fits_and_uses_the_budget(budget):
+    limits = Limits.of(max_params=budget)
+    fixed = data_fixed(None, data(32, 10, 3), limits)
+    space = auto_space("vit", fixed, limits)
+    meter = Meter.for_space(space, limits)
+    rival = hand_designed(space, meter)
+    share = meter.cost("params", rival) / limits.high("params")
+    assert meter.fits(rival) and share > (0.88 if limits.high("params") >= 50_000 else 0.75)
+    assert len(set(rival.many("heads"))) == 1 and set(rival.many("mlp")) == {4}
+
+
+def test_no_hand_designed_network_under_an_impossible_budget():
+    space = named_space("vit-8px")
+    assert hand_designed(space, Meter.for_space(space, Limits.of(max_params="100"))) is None
+
+
+def test_without_an_upper_limit_the_rival_is_no_larger_than_the_space():
+    space = named_space("vit-8px")
+    for limits in (Limits(), Limits.of(min_params="30k")):
+        meter = Meter.for_space(space, limits)
+        rival = hand_designed(space, meter)
+        assert rival is not None and meter.fits(rival)
+        assert meter.cost("params", rival) <= meter.cost("params", space.largest())
+
+
+def test_a_lower_limit_far_above_the_smallest_networks():
+    space = named_space("vit-8px")
+    limits = Limits.of(min_params="900k", max_params="1M")
+    rival = hand_designed(space, Meter.for_space(space, limits))
+    assert 900e3 <= Meter.for_space(space).cost("params", rival) <= 1e6
+
+
+# -- spaces and archs a recipe names ----------------------------------------------------------------------------------
+
+
+def test_named_and_written_spaces():
+    task, limits = data(64, 5, 3), Limits.of(max_params="30M")
+    named = initial_space(configure({"space": "vit-64px"}), task, limits)
+    assert dict(named.fixed)["classes"] == 5 and named.dims == named_space("vit-64px").dims
+    short = initial_space(configure({"space": {"name": "vit-64px", "fixed": {"relative": False}}}), task, limits)
+    assert dict(short.fixed)["relative"] is False
+    inline = initial_space(configure({"space": named_space("vit-64px").to_dict()}), task, limits)
+    assert inline == named
+    auto = initial_space(configure({}), task, limits)
+    assert Meter.for_space(auto, limits).below(auto.largest())
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ("vit-63px", "Unknown space 'vit-63px'. Did you mean 'vit-64px'?"),
+        ({"name": "vit-64px", "dims": {}}, "takes only 'fixed' besides, not 'dims'"),
+        ({"family": "swan", "dims": {"depth": {"choices": [1]}}}, "Unknown family 'swan'"),
+        ({"family": "vit", "dims": {"depth": {"choices": [2, 1]}}}, "ascending"),
+        ({"family": "vit"}, "at least one dimension"),
+        ({"family": "vit", "dims": {"depth": {"choices": [1]}}, "colour": 1}, "no key 'colour'"),
+    ],
+    ids=str,
+)
+def test_wrong_spaces_are_named(space, words):
+    with pytest.raises(TailorError) as caught:
+        initial_space(configure({"space": space}), data(64), Limits())
+    assert words in str(caught.value)
+
+
+def test_fixed_architectures():
+    arch, fixed = fixed_arch(configure({"method": "fixed", "arch": "deit-ti"}))
+    assert arch.one("embed") == 192 and fixed["patch"] == 16
+    arch, fixed = fixed_arch(
+        configure({"method": "fixed", "arch": {"family": "vit", "depth": 2, "embed": 8, "heads": 1, "mlp": 2}})
+    )
+    assert arch.many("heads") == (1, 1) and fixed == {}
+    with pytest.raises(TailorError, match="needs 'arch'"):
+        fixed_arch(configure({"method": "fixed"}))
+    with pytest.raises(TailorError, match="Unknown architecture 'deit-t'"):
+        fixed_arch(configure({"method": "fixed", "arch": "deit-t"}))
+
+
+def test_wanted_sizes():
+    assert wanted_size(configure({})) is None
+    assert wanted_size(configure({"data": {"image_size": 40}})) == 40
+    assert wanted_size(configure({"space": "vit-64px"})) == (64, 64)
+    assert wanted_size(configure({"method": "fixed", "arch": "deit-ti"})) == (224, 224)
+    assert wanted_size(configure({"space": {"name": "vit-64px", "fixed": {"image_size": [32, 32]}}})) == (32, 32)
+
+
+def test_oblong_images():
+    limits = Limits.of(max_params="1M")
+    fixed = data_fixed(None, data((32, 64), 3), limits)
+    assert fixed["patch"] == 4 and fixed["image_size"] == (32, 64)
+    assert auto_space("vit", fixed, limits).count() > 1
+
+
+# -- tiny forms -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(n for f in FAMILIES.values() for n in f.spaces))
+def test_shrunk_spaces_keep_their_shape_and_are_small(name):
+    full = named_space(name)
+    small = shrunk(full)
+    assert small.keys == full.keys and [d.scope for d in small.dims] == [d.scope for d in full.dims]
+    assert Meter.for_space(small).cost("params", small.largest()) < 30_000
+    assert all(len(d.choices) <= len(f.choices) for d, f in zip(small.dims, full.dims))
+
+
+def test_scaled_limits_keep_their_place():
+    recipe = {"space": {"name": "s4-vit", "fixed": {"classes": 200}}, "limits": {"max_params": "30M"}}
+    config = configure(tiny(recipe, own_data=False))
+    space = initial_space(config, data(8), config.budget())
+    meter = Meter.for_space(space, config.budget())
+    assert not meter.below(space.largest()) and meter.fits(space.smallest()), "over the limit, as the paper's is"
+    assert configure(tiny({"limits": {"max_latency": "5ms"}, "space": "vit-64px"}, False)).limits == {}
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_methods_table():
+    assert set(METHODS) >= {"s4", "autoformer", "fixed"}
+    for name, record in METHODS.items():
+        assert record.name == name and record.summary and method(name) is record
+    with pytest.raises(TailorError, match=r"Unknown method 's5'\. Known: autoformer, fixed, s4"):
+        method("s5")

@@ -1,0 +1,274 @@
+"""A session's pieces of work: each is done once, stored, and given back by a later session of the same run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tailorvit.config import configure
+from tailorvit.costs import Limits, Meter
+from tailorvit.data import open_data
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.families import family, named_space
+from tailorvit.methods import session as session_module
+from tailorvit.methods.plan import shrunk
+from tailorvit.methods.s4 import RunBook
+from tailorvit.methods.session import Session
+from tailorvit.progress import Progress
+from tailorvit.rng import generator
+from tailorvit.runs import Run
+from tailorvit.search import Candidate
+from tailorvit.train import Evaluator
+
+SPACE = shrunk(named_space("vit-8px"))
+RECIPE = {
+    "train": {"epochs": 2, "batch": 50, "warmup": 0, "augment": "none", "checkpoint_seconds": 0},
+    "search": {"population": 4, "parents": 2, "generations": 1, "crossover": 1, "mutation": 1},
+    "limits": {"max_params": "15k"},
+}
+ARCHS = list(dict.fromkeys(SPACE.sample(generator(0, i)) for i in range(8)))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return open_data("digits", limit=100)
+
+
+@pytest.fixture
+def sessions(tmp_path, data):
+    """A function that opens the run's next session, as a resumed process would."""
+    Run.create(tmp_path / "run", "", {}).close()
+    opened = []
+
+    def make(**changes) -> Session:
+        while opened:
+            opened.pop().close()
+        run = Run.open(tmp_path / "run")
+        opened.append(run)
+        config = configure({**RECIPE, **changes})
+        return Session(config, run, data, SPACE, config.budget(), "cpu", Progress())
+
+    yield make
+    while opened:
+        opened.pop().close()
+
+
+def weights(model):
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Call it to forbid any further training."""
+
+    def forbid():
+        def train(*_, **__):
+            raise AssertionError("trained again")
+
+        monkeypatch.setattr(session_module, "train", train)
+
+    return forbid
+
+
+def test_a_plain_network_is_trained_once(sessions, no_training):
+    arch = SPACE.largest()
+    first = sessions()
+    settings = first.config.final.train
+    model = first.plain(arch, settings, "final")
+    assert not model.training
+    assert [e["epoch"] for e in first.run.epochs("final")] == [1, 2]
+    assert "search_accuracy" in first.run.epochs("final")[-1]
+    no_training()
+    again = sessions()
+    assert same(weights(again.plain(arch, settings, "final")), weights(model))
+    assert set(again.run.result("final")) == {"loss", "skipped", "rollbacks"}
+    assert again.run.seconds()["final"] > 0
+
+
+def test_found_and_hand_designed_networks_start_alike(sessions):
+    one = sessions()
+    settings = one.config.final.train
+    start = {}
+
+    def fit(model, rule, given, stage, look=None):
+        start[stage] = weights(model)
+        return model
+
+    one.fit = fit
+    for stage in ("final", "baseline"):
+        one.plain(SPACE.largest(), settings, stage)
+    assert same(start["final"], start["baseline"])
+
+
+def test_a_checkpoint_of_another_network_is_refused(sessions):
+    one = sessions()
+    one.plain(SPACE.largest(), one.config.final.train, "final")
+    with pytest.raises(TailorError, match="belongs to another space or network"):
+        sessions().plain(SPACE.smallest(), one.config.final.train, "final")
+
+
+def test_lost_weights_are_trained_again_to_the_same(sessions):
+    one = sessions()
+    settings = one.config.final.train
+    model = one.plain(SPACE.largest(), settings, "final")
+    one.run.drop_checkpoint("final")
+    two = sessions()
+    assert same(weights(two.plain(SPACE.largest(), settings, "final")), weights(model))
+    assert any("trained again" in e["text"] for e in two.run.events("warning"))
+
+
+def test_supernets_wait_until_a_figure_is_missing(sessions, no_training):
+    candidates = [Candidate(a) for a in ARCHS]
+    one = sessions()
+    net = one.supernet(SPACE, 0)
+    assert one.run.epochs() == []
+    trials = net.score("search", candidates, 3)
+    assert [t.arch for t in trials] == ARCHS and all(t.generation == 3 for t in trials)
+    stored = one.run.trials("search")
+    assert [t["arch"] for t in stored] == ARCHS
+    assert [t["accuracy"] for t in stored] == [t.accuracy for t in trials]
+    meter = Meter.for_space(SPACE)
+    assert all((t.params, t.macs) == meter.counter.both(t.arch) for t in trials)
+    assert {"largest", "smallest"} <= set(one.run.epochs("supernet-0")[-1])
+
+    no_training()
+    two = sessions()
+    later = two.supernet(SPACE, 0)
+    assert later.score("search", candidates, 3) == trials
+    assert later._evaluator is None, "not even loaded"
+    assert same(weights(later.model()), weights(net.model())), "loaded when asked for"
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_scores_follow_the_order_asked_and_runs_are_not_repeated(sessions, together, monkeypatch):
+    net = sessions(evaluate={"together": together}).supernet(SPACE, 0)
+    ran, inner = [], Evaluator._pass
+
+    def watched(self, archs):
+        ran.append(list(archs))
+        return inner(self, archs)
+
+    net._ready()
+    monkeypatch.setattr(Evaluator, "_pass", watched)
+    asked = [ARCHS[3], ARCHS[0], ARCHS[3], *ARCHS]
+    trials = net.score("slopes-0", [Candidate(a, "pair") for a in asked])
+    assert [t.arch for t in trials] == asked
+    flat = [a for group in ran for a in group]
+    assert flat == list(dict.fromkeys(asked)) and max(map(len, ran)) == together
+    count = len(ran)
+    assert net.score("slopes-0", [Candidate(a, "pair") for a in ARCHS]) != [] and len(ran) == count
+    # Passes follow from what the folder holds, not from memory: another stage scores anew, in the same groups.
+    net.score("search", [Candidate(a) for a in asked])
+    assert ran[count:] == ran[:count]
+
+
+def test_scores_do_not_depend_on_where_an_evaluation_was_cut(sessions):
+    candidates = [Candidate(a) for a in ARCHS]
+    whole = sessions(evaluate={"together": 3}).supernet(SPACE, 0).score("a", candidates)
+    cut = sessions(evaluate={"together": 3})
+    cut.supernet(SPACE, 0).score("b", candidates[:3])  # one pass, then a kill
+    assert sessions(evaluate={"together": 3}).supernet(SPACE, 0).score("b", candidates) == whole
+
+
+def test_accuracies_for_slopes_are_stored_as_pairs(sessions):
+    one = sessions()
+    ask = one.supernet(SPACE, 0).accuracies("slopes-0")
+    figures = ask([ARCHS[0], ARCHS[1], ARCHS[0]])
+    assert figures[0] == figures[2] and len(figures) == 3
+    assert [t["source"] for t in one.run.trials("slopes-0")] == ["pair", "pair"]
+    assert one.run.seconds()["slopes-0"] > 0
+
+
+def test_warm_start_inherits_and_trains_shorter(sessions, monkeypatch):
+    inherited = []
+    inner = session_module.inherit
+    monkeypatch.setattr(session_module, "inherit", lambda a, b: inherited.append(b) or inner(a, b))
+    one = sessions()
+    before = one.supernet(SPACE, 0)
+    moved = SPACE.shift({"embed": 1})
+    warm = one.supernet(moved, 1, before)
+    end = weights(warm.model())
+    assert inherited == [before.model()]
+    assert [e["epoch"] for e in one.run.epochs("supernet-1")] == [1], "half the epochs"
+
+    # Killed and resumed at any point, it ends the same: also when its weights were lost after it was finished.
+    for lose in (False, True):
+        two = sessions()
+        if lose:
+            two.run.drop_checkpoint("supernet-1")
+        again = two.supernet(moved, 1, two.supernet(SPACE, 0))
+        assert same(weights(again.model()), end)
+    assert len(inherited) == 2
+    cold = sessions().supernet(moved, 2)
+    assert not same(weights(cold.model()), end)
+
+
+def test_search_stays_within_limits_and_is_the_same_again(sessions):
+    one = sessions()
+    net = one.supernet(SPACE, 0)
+
+    def score(candidates, generation):
+        return net.score("search", candidates, generation)
+
+    trials = one.search(SPACE, score)
+    assert trials and all(one.meter.fits(t.arch) and SPACE.contains(t.arch) for t in trials)
+    two = sessions()
+    net = two.supernet(SPACE, 0)
+    assert two.search(SPACE, score) == trials and net._evaluator is None
+
+
+def test_an_infeasible_search_is_an_error(sessions):
+    one = sessions(limits={"max_params": 10})
+    with pytest.raises(InfeasibleError):
+        one.search(SPACE, lambda c, g: [])
+
+
+def test_time_is_kept_also_when_interrupted(sessions):
+    one = sessions()
+    with pytest.raises(KeyboardInterrupt), one.timed("work"):
+        raise KeyboardInterrupt
+    assert one.run.seconds()["work"] >= 0
+
+
+def test_the_search_split_is_read_once_and_the_test_split_not_at_all(sessions, data):
+    one = sessions()
+    first = one.search_batches()
+    assert one.search_batches() is first and sum(len(y) for _, y in first) == data.counts["search"]
+    assert data.test_opened is None
+
+
+def test_decisions_are_told_once(sessions):
+    from tailorvit.seek.s4 import S4Settings, seek
+
+    def flat(space, t):
+        return lambda archs: [float(a.one("embed")) for a in archs]
+
+    meter, told = Meter.for_space(SPACE, Limits.of(max_params="30k")), []
+    for _ in range(2):
+        one = sessions()
+        one.progress.say = told.append
+        seek(SPACE, meter, flat, S4Settings(iterations=1, pairs=2), 0, RunBook(one))
+    assert len(told) == 1 and len(one.run.decisions()) == 1 and len(one.run.spaces()) == 2
+    assert len(one.run.slopes(0)) == len(SPACE.dims)
+    assert one.run.spaces()[0]["largest"]["params"] == meter.cost("params", SPACE.largest())
+    assert one.run.events("decision")[0]["text"] == one.run.decisions()[0]["sentence"]
+
+
+def test_tensorboard_on_request(sessions):
+    pytest.importorskip("torch.utils.tensorboard")
+    one = sessions(tensorboard=True)
+    one.plain(SPACE.smallest(), one.config.final.train, "final")
+    assert list((one.run.folder / "tensorboard" / "final").glob("events*"))
+
+
+def test_extract_and_finetune(sessions):
+    one = sessions()
+    net = one.supernet(SPACE, 0)
+    inherited = family("vit").extract(net.model(), SPACE.smallest())
+    start = weights(inherited)
+    tuned = one.plain(SPACE.smallest(), one.config.final.train, "final", inherited)
+    assert tuned is inherited and not same(weights(tuned), start)

@@ -1,0 +1,410 @@
+"""S4: the worked examples, repairs, stops, and seeking on a function with a known optimum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tailorvit.costs import Limits, Meter
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.families import named_space
+from tailorvit.search import EvolutionSettings, RandomSettings, best_trial, run_search, searcher
+from tailorvit.search.synthetic import Synthetic
+from tailorvit.seek.directions import unconstrained
+from tailorvit.seek.s4 import Book, S4Settings, decide, moves, rank, repair_move, scaled, seek, size_metric
+from tailorvit.seek.slopes import Slope
+from tailorvit.space import Dim, Space
+
+PAPER = named_space("s4-vit", classes=200)
+METER = Meter.for_space(PAPER, Limits.of(max_params="30M"))
+FREE = Meter.for_space(PAPER)
+A1 = PAPER.shift({"depth": -1, "mlp": -1, "embed": -1})
+
+
+def slopes(*z, space=A1, se=0.1):
+    return [Slope(d.key, v, se, d.shift, ()) for d, v in zip(space.dims, z)]
+
+
+EX1, EX2 = (0.30, 0.80, 0.12, 0.010), (0.10, 0.40, 0.05, 0.020)
+
+
+# -- the specification's vectors --------------------------------------------------------------------------------------
+
+
+def test_legal_neighbours_of_the_first_space():
+    assert METER.cost("params", PAPER.largest()) == 36_430_664
+    found = {m.gamma: round(m.size / 1e6, 2) for m in moves(PAPER, METER)}
+    assert found == {
+        (-1, -1, -1, 0): 29.38,
+        (-1, -1, 0, -1): 29.17,
+        (0, -1, -1, -1): 28.79,
+        (-1, 0, -1, -1): 28.45,
+        (-1, -1, -1, -1): 26.77,
+    }
+    assert {m.gamma: m.size for m in moves(PAPER, METER)}[-1, -1, -1, -1] == 26_765_852
+    assert [m.gamma for m in moves(PAPER, METER, "strict")] == [(-1, -1, 0, -1)]
+
+
+@pytest.mark.parametrize("classes", [10, 100, 200, 397])
+def test_the_number_of_legal_neighbours_does_not_depend_on_the_classes(classes):
+    space = named_space("s4-vit", classes=classes)
+    assert len(moves(space, Meter.for_space(space, Limits.of(max_params="30M")))) == 5
+
+
+def test_legal_neighbours_after_the_first_move():
+    assert [d.choices for d in A1.dims] == [(11, 12, 13), (3, 3.5), (2, 4, 6, 8, 10, 12, 14), (312, 336, 360)]
+    assert METER.cost("params", A1.largest()) == 29_167_004
+    assert len(moves(A1, METER, "strict")) == 24 and len(moves(A1, METER, "drop")) == 47
+    assert len(moves(A1, FREE)) == 80
+
+
+@pytest.mark.parametrize(
+    ("z", "how", "first", "second"),
+    [
+        (EX1, "raw", ((0, 1, 0, -1), 0.647, 27.97, 0.16), ((-1, 1, 0, 0), 28.51)),
+        (EX1, "step", ((0, 1, 0, -1), 0.187, 27.97, 0.16), ((-1, 1, 0, 0), 28.51)),
+        (EX2, "raw", ((0, 1, 0, -1), 0.646, 27.97, -0.28), ((-1, 1, 0, 0), 28.51)),
+        (EX2, "step", ((-1, 0, 0, 1), 0.499, 29.52, 0.38), None),
+    ],
+)
+def test_worked_examples(z, how, first, second):
+    options = moves(A1, METER, "strict")
+    order, cos, gains = rank(options, slopes(*z), A1, how)
+    top = order[0]
+    gamma, cosine, size, gain = first
+    assert options[top].gamma == gamma
+    assert (round(cos[top], 3), round(options[top].size / 1e6, 2)) == (cosine, size)
+    assert gains[top] == pytest.approx(gain)
+    if second:
+        assert (options[order[1]].gamma, round(options[order[1]].size / 1e6, 2)) == second
+
+
+@pytest.mark.parametrize(("how", "gamma", "cosine"), [("raw", (0, 1, 0, 0), 0.927), ("step", (1, 1, 1, 1), 0.976)])
+def test_worked_example_without_limit(how, gamma, cosine):
+    options = moves(A1, FREE)
+    order, cos, _ = rank(options, slopes(*EX1), A1, how)
+    assert options[order[0]].gamma == gamma and round(cos[order[0]], 3) == cosine
+    assert unconstrained(scaled(slopes(*EX1), A1, how)[0]) == gamma
+
+
+def test_units_of_slopes():
+    z = slopes(1.0, 1.0, 1.0, 1.0)
+    assert scaled(z, A1, "raw")[0].tolist() == [1, 1, 1, 1]
+    assert scaled(z, A1, "step")[0].tolist() == [1, 0.5, 2, 24]
+    assert scaled(z, A1, "range")[0].tolist() == [2, 0.5, 12, 48]
+    assert scaled(z, A1, "step")[1].tolist() == pytest.approx([0.1, 0.05, 0.2, 2.4])
+
+
+def test_a_space_of_three_dimensions_has_26_neighbours():
+    dims = (Dim("depth", (4, 5)), Dim("embed", (24, 32)), Dim("mlp", (2, 3), scope="block"))
+    space = Space("vit", (*dims, Dim("heads", (2, 3), scope="block")), PAPER.fixed)
+    assert len(moves(space, Meter.for_space(space))) == 80
+    # A dimension that cannot go down without vanishing loses its downward neighbours only.
+    pinned = Space("vit", (Dim("depth", (1,)), *space.dims[1:]), PAPER.fixed)
+    assert len(moves(pinned, Meter.for_space(pinned))) == 2 * 27 - 1
+
+
+# -- decisions --------------------------------------------------------------------------------------------------------
+
+
+def choose(z, space=A1, meter=METER, visited=(), **given):
+    settings = S4Settings(**{"nonpositive": "strict", **given})
+    options = moves(space, meter, settings.nonpositive)
+    return decide(space, slopes(*z, space=space), options, settings, 2, {space, *visited}, size_metric(meter))
+
+
+def test_a_move_says_what_and_why():
+    decision, move = choose(EX1)
+    assert decision.kind == "move" and decision.gamma == {"depth": 0, "mlp": 1, "heads": 0, "embed": -1}
+    assert move.gamma == (0, 1, 0, -1) and move.space == A1.shift({"mlp": 1, "embed": -1})
+    for part in ("Step 2", "mlp 3-3.5 -> 3.5-4", "embed 312-360 -> 288-336", "24 legal", "0.19", "+0.16", "27.97M"):
+        assert part in decision.sentence
+    assert len(decision.legal) == 24 and decision.legal[0]["gamma"] == [0, 1, 0, -1]
+    assert set(decision.legal[0]) == {"gamma", "size", "cosine", "cos_raw", "cos_step", "gain"}
+    assert decision.legal[0]["cos_raw"] == pytest.approx(0.647, abs=1e-3)
+    cosines = [row["cosine"] for row in decision.legal]
+    assert cosines == sorted(cosines, reverse=True)
+    assert decision.to_dict()["stop"] is False and len(decision.slopes) == 4
+
+
+def test_no_legal_neighbour_stops():
+    tight = Meter.for_space(PAPER, Limits.of(max_params="1M"))
+    decision, move = choose(EX1, meter=tight)
+    assert move is None and decision.kind == "stop" and decision.reason == "no legal neighbour"
+    assert decision.to_dict()["stop"] is True and decision.legal == ()
+
+
+def test_zero_slopes_stop():
+    decision, move = choose((0, 0, 0, 0))
+    assert move is None and decision.reason == "no evidence" and "no dimension" in decision.sentence
+    assert len(decision.legal) == 24, "the table is kept"
+
+
+def test_negative_cosines_stop():
+    decision, move = choose((5, 5, 5, 5), space=PAPER)  # its only legal neighbour is three steps down
+    assert move is None and decision.reason == "no promising neighbour" and "-0." in decision.sentence
+
+
+def test_stop_at_is_a_threshold():
+    assert choose(EX1, stop_at=0.18)[1] is not None
+    decision, move = choose(EX1, stop_at=0.19)
+    assert move is None and decision.reason == "no promising neighbour"
+    assert choose((5, 5, 5, 5), space=PAPER, stop_at=-1)[1] is not None
+
+
+def test_a_cosine_of_exactly_zero_stops_unless_told_otherwise():
+    dims = (Dim("depth", (1, 2)), Dim("embed", (16, 24)), Dim("heads", (1,), scope="block"))
+    space = Space("vit", (*dims, Dim("mlp", (2,), scope="block")), named_space("vit-32px").fixed)
+    meter = Meter.for_space(space)
+    options = [m for m in moves(space, meter) if m.gamma == (0, 1, 0, 0)]
+    flat = slopes(1, 0, 0, 0, space=space)
+    assert decide(space, flat, options, S4Settings(), 0, {space}, "params")[1] is None
+    assert decide(space, flat, options, S4Settings(stop_at=-1e-9), 0, {space}, "params")[1] is not None
+
+
+def test_revisits():
+    first = choose(EX1)[1]
+    decision, move = choose(EX1, visited=[first.space])
+    assert move.gamma == (-1, 1, 0, 0), "the next best"
+    decision, move = choose(EX1, visited=[first.space], revisit="stop")
+    assert move is None and decision.reason == "visited before"
+    promising = [m.space for m in moves(A1, METER, "strict")]
+    decision, move = choose(EX1, visited=promising)
+    assert move is None and decision.kind == "stop"
+
+
+# -- repairs ----------------------------------------------------------------------------------------------------------
+
+
+def test_repair_by_size_keeps_the_most_capacity():
+    assert repair_move(PAPER, METER, S4Settings(), None).gamma == (-1, -1, -1, 0)  # 29.38 M
+    assert repair_move(PAPER, METER, S4Settings(nonpositive="strict"), None).gamma == (-1, -1, 0, -1)
+
+
+def test_repair_by_slope_takes_the_largest_cosine_whatever_its_sign():
+    settings = S4Settings(repair="slope")
+    good_heads = slopes(0.1, 0.1, 1.0, 0.001, space=PAPER)
+    assert repair_move(PAPER, METER, settings, good_heads).gamma == (-1, -1, 0, -1), "heads stay"
+    good_depth = slopes(1.0, 0.1, 0.01, 0.001, space=PAPER)
+    assert repair_move(PAPER, METER, settings, good_depth).gamma == (0, -1, -1, -1), "depth stays"
+
+
+def test_repair_goes_towards_a_far_limit_first():
+    far = Meter.for_space(PAPER, Limits.of(max_params="15M"))
+    assert moves(PAPER, far) == []
+    assert repair_move(PAPER, far, S4Settings(), None).gamma == (-1, -1, -1, -1), "the largest reduction"
+
+
+def flat(space, t):
+    return lambda archs: [50.0] * len(archs)
+
+
+class Notes(Book):
+    def __init__(self):
+        self.spaces, self.decisions = [], []
+
+    def space(self, t, space, repaired):
+        self.spaces.append((t, space, repaired))
+
+    def decided(self, decision):
+        self.decisions.append(decision)
+
+
+def test_several_repairs_are_counted_apart():
+    limits = Meter.for_space(PAPER, Limits.of(max_params="15M"))
+    notes, asked = Notes(), []
+
+    def evaluator(space, t):
+        asked.append(t)
+        return flat(space, t)
+
+    space, t, decisions = seek(PAPER, limits, evaluator, S4Settings(pairs=2), 0, notes)
+    repairs = [d for d in decisions if d.kind == "repair"]
+    assert len(repairs) > 2 and limits.below(space.largest())
+    assert [d.t for d in repairs] == [-i - 1 for i in range(len(repairs))], "apart from the steps"
+    assert asked == [0] and t == 0 and decisions[-1].reason == "no evidence"
+    assert all("Repair" in d.sentence and d.gamma for d in repairs)
+    assert [r for _, _, r in notes.spaces] == [False] + [True] * len(repairs) and notes.decisions == decisions
+    assert notes.spaces[-1][1] == space
+
+
+def test_repair_by_slope_trains_for_each_repair():
+    asked = []
+
+    def evaluator(space, t):
+        asked.append((t, space))
+        return flat(space, t)
+
+    _, t, decisions = seek(PAPER, METER, evaluator, S4Settings(pairs=2, repair="slope"), 0)
+    assert [d.kind for d in decisions] == ["repair", "stop"] and [d.t for d in decisions] == [0, 1]
+    assert [step for step, _ in asked] == [0, 1] and t == 1
+    assert len(decisions[0].slopes) == 4
+
+
+def test_violations_may_be_an_error_or_ignored():
+    with pytest.raises(InfeasibleError, match=r"params 36\.43M, over params <= 30M"):
+        seek(PAPER, METER, flat, S4Settings(on_violation="error"), 0)
+    up = lambda space, t: lambda archs: [float(a.one("depth") + a.one("embed")) for a in archs]  # noqa: E731
+    space, _, decisions = seek(PAPER, METER, up, S4Settings(on_violation="ignore", pairs=2), 0)
+    assert space == PAPER and [d.reason for d in decisions] == ["no promising neighbour"]
+
+
+def test_a_space_that_cannot_shrink_is_an_error():
+    with pytest.raises(InfeasibleError, match=r"cannot shrink any further.*params <= 1k"):
+        seek(PAPER, Meter.for_space(PAPER, Limits.of(max_params="1k")), flat, S4Settings(), 0)
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lower_limit_keeps_the_largest_member_above_it():
+    both = Meter.for_space(PAPER, Limits.of(max_params="30M", min_params="29M"))
+    found = moves(A1, both)
+    assert 0 < len(found) < 47 and all(29e6 <= m.size < 30e6 for m in found)
+
+
+def test_any_cost_may_be_the_limit():
+    top = METER.cost("macs", A1.largest())
+    meter = Meter.for_space(PAPER, Limits.of(max_macs=top))
+    assert size_metric(meter) == "macs" and size_metric(FREE) == "params"
+    found = moves(A1, meter)
+    assert found and all(m.size == meter.cost("macs", m.space.largest()) < top for m in found)
+    decision, _ = decide(A1, slopes(*EX1), found, S4Settings(), 0, {A1}, "macs")
+    assert "macs" in decision.sentence
+    both = Meter.for_space(PAPER, Limits.of(max_macs=top, max_params="28M"))
+    assert {m.gamma for m in moves(A1, both)} <= {m.gamma for m in found}
+
+
+def test_the_limit_itself_is_not_legal():
+    size = 28_792_376
+    assert (0, -1, -1, -1) not in {m.gamma for m in moves(PAPER, Meter.for_space(PAPER, Limits.of(max_params=size)))}
+    above = Meter.for_space(PAPER, Limits.of(max_params=size + 1))
+    assert (0, -1, -1, -1) in {m.gamma for m in moves(PAPER, above)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("iterations", -1), ("pairs", 1), ("confidence", 0.2), ("confidence", 1.5), ("warm_share", -0.1)],
+)
+def test_wrong_settings_are_named(key, value):
+    with pytest.raises(TailorError, match=rf"s4\.{key} must lie between"):
+        S4Settings(**{key: value})
+
+
+# -- seeking a known optimum ------------------------------------------------------------------------------------------
+
+SMALL = named_space("vit-32px")
+OPTIMUM = {"depth": 9, "mlp": 2.5, "heads": 5, "embed": 80}
+
+
+def problem(noise=0.0, seed=0, optimum=OPTIMUM):
+    return Synthetic(SMALL, optimum, {"mlp": 2, "heads": 2, "depth": 1, "embed": 1}, noise=noise, seed=seed)
+
+
+def evaluate(task):
+    return lambda space, t: lambda archs: [task.accuracy(a) for a in archs]
+
+
+def middle(space, key):
+    return float(np.mean(space[key].choices))
+
+
+def distance(space, optimum=OPTIMUM):
+    return sum(abs(middle(space, k) - v) / float(space[k].shift) for k, v in optimum.items())
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("limit", ["1M", "2M"])
+def test_seek_climbs_towards_the_optimum_and_stays_legal(noise, limit):
+    meter = Meter.for_space(SMALL, Limits.of(max_params=limit))
+    notes, settings = Notes(), S4Settings(iterations=6, pairs=20)
+    space, t, decisions = seek(SMALL, meter, evaluate(problem(noise)), settings, 0, notes)
+    trail = [s for _, s, _ in notes.spaces]
+    started = next(i for i, s in enumerate(trail) if meter.below(s.largest()))
+    assert all(meter.below(s.largest()) for s in trail[started:])
+    away = [distance(s) for s in trail[started:]]
+    assert away[-1] < away[0] and space == trail[-1] and t == len(trail) - 1 - started
+    if not noise:
+        clean = [problem().clean(s.sample(np.random.default_rng(0))) for s in (trail[started], space)]
+        assert clean[1] > clean[0]
+    assert len(set(trail)) == len(trail), "no space twice"
+    for d in decisions:
+        assert d.sentence.endswith(".") and (d.kind == "repair" or (len(d.slopes) == 4 and d.legal))
+        if d.kind == "move":
+            assert d.legal[0]["cosine"] > 0
+
+
+def test_without_limit_the_optimum_is_reached():
+    space, _, decisions = seek(
+        SMALL, Meter.for_space(SMALL), evaluate(problem()), S4Settings(iterations=10, pairs=30), 0
+    )
+    assert decisions[-1].kind == "stop" or len(decisions) == 10
+    assert distance(space) <= 2.5 < distance(SMALL)
+
+
+def test_iterations_bound_the_moves():
+    for n in (0, 1, 2):
+        _, t, decisions = seek(SMALL, Meter.for_space(SMALL), evaluate(problem()), S4Settings(iterations=n, pairs=5), 0)
+        assert t == n == len(decisions)
+
+
+def test_same_seed_same_path():
+    meter = Meter.for_space(SMALL, Limits.of(max_params="1M"))
+    paths = [
+        [d.to_dict() for d in seek(SMALL, meter, evaluate(problem(1.0)), S4Settings(pairs=4), seed)[2]]
+        for seed in (0, 0, 1)
+    ]
+    assert paths[0] == paths[1] != paths[2]
+
+
+def test_adaptive_stops_early_where_the_choice_is_clear():
+    meter = Meter.for_space(SMALL, Limits.of(max_params="1M"))
+
+    def run(noise, adaptive):
+        task = problem(noise)
+
+        def evaluator(space, t):
+            return lambda archs: [
+                3 * a.one("depth") - a.one("embed") / 8 + task.accuracy(a) - task.clean(a) for a in archs
+            ]
+
+        settings = S4Settings(iterations=1, pairs=40, adaptive=adaptive)
+        return seek(SMALL, meter, evaluator, settings, 0)[2][-1]
+
+    full, quick, hard = run(0.1, False), run(0.1, True), run(50.0, True)
+    assert [len(s.pairs) for s in full.slopes] == [40] * 4
+    assert [len(s.pairs) for s in quick.slopes] == [10] * 4
+    assert quick.gamma == full.gamma
+    assert all(q.pairs == f.pairs[:10] for q, f in zip(quick.slopes, full.slopes)), "a prefix of the same pairs"
+    assert [len(s.pairs) for s in hard.slopes] == [40] * 4, "noise needs all of them"
+
+
+def test_s4_and_evolution_beat_random_search_at_equal_evaluations():
+    """The optimum lies outside the first space; slopes cost evaluations too."""
+    meter = Meter.for_space(SMALL, Limits.of(max_params="1.2M"))
+    small = EvolutionSettings(population=10, parents=4, generations=5, crossover=4, mutation=4)
+    ours, theirs = [], []
+    for seed in range(4):
+        task, count = problem(0.3, seed), 0
+
+        def evaluator(space, t, task=task):
+            def ask(archs):
+                nonlocal count
+                count += len(archs)
+                return [task.accuracy(a) for a in archs]
+
+            return ask
+
+        space, _, _ = seek(SMALL, meter, evaluator, S4Settings(iterations=3, pairs=5), seed)
+        found = run_search(searcher("evolution").factory(space, meter.fits, seed, small), task.evaluate)
+        count += len(found)
+        drawn = run_search(
+            searcher("random").factory(SMALL, meter.fits, seed, RandomSettings(budget=count, batch=count)),
+            task.evaluate,
+        )
+        assert len(drawn) == count < 250
+        assert all(meter.fits(t.arch) for t in [*found, *drawn])
+        ours.append(task.clean(best_trial(found).arch))
+        theirs.append(task.clean(best_trial(drawn).arch))
+    assert np.mean(ours) > np.mean(theirs) + 1
+    assert sum(a > b for a, b in zip(ours, theirs)) >= 3

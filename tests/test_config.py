@@ -1,0 +1,221 @@
+"""The record of a run: every mistake is one sentence, every recipe reads back as it was written."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailorvit.config import (
+    Config,
+    configure,
+    merged,
+    overrides,
+    parse_recipe,
+    read_recipe,
+    recipe_names,
+    to_toml,
+)
+from tailorvit.errors import TailorError
+from tailorvit.methods.plan import tiny
+from tailorvit.search import PRESETS, EvolutionSettings, RandomSettings
+
+recipes = pytest.mark.parametrize("name", recipe_names())
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"methd": "s4"}, "Unknown recipe key 'methd'. Did you mean 'method'?"),
+        ({"train": {"epoch": 3}}, "Unknown recipe key 'train.epoch'. Did you mean 'train.epochs'?"),
+        ({"final": {"train": {"epoch": 3}}}, "Did you mean 'final.train.epochs'?"),
+        ({"data": {"sorce": "x"}}, "Did you mean 'data.source'?"),
+        ({"s4": {"pair": 3}}, "Did you mean 's4.pairs'?"),
+        ({"evaluate": {"x": 3}}, "Unknown recipe key 'evaluate.x'"),
+        ({"search": {"populaton": 3}}, "Did you mean 'search.population'?"),
+        ({"search": {"name": "random", "population": 3}}, "Unknown recipe key 'search.population'"),
+        ({"limits": {"max_param": "3M"}}, "Unknown limit 'max_param'"),
+        ({"method": 3}, "method cannot be 3"),
+        ({"seed": -1}, "seed must be a whole number from 0"),
+        ({"seed": "a"}, "seed cannot be 'a'"),
+        ({"seed": 2**31}, "seed must be"),
+        ({"space": 5}, "space cannot be 5"),
+        ({"arch": 5}, "arch cannot be 5"),
+        ({"device": 3}, "device cannot be 3"),
+        ({"baseline": "maybe"}, "baseline cannot be 'maybe'"),
+        ({"train": 5}, "'train' is a table of settings, not 5"),
+        ({"final": 5}, "'final' is a table of settings, not 5"),
+        ({"final": {"train": 5}}, "'final.train' is a table"),
+        ({"train": {"epochs": "many"}}, "train.epochs cannot be 'many'"),
+        ({"train": {"epochs": 1.5}}, "train.epochs cannot be 1.5"),
+        ({"train": {"epochs": 0}}, "train.epochs must be above 0"),
+        ({"train": {"lr": float("nan")}}, "train.lr must be above 0"),
+        ({"train": {"rule": "x"}}, "train.rule cannot be 'x': input should be 'single_path' or 'sandwich'"),
+        ({"train": {"freeze": "x"}}, "'none', 'tensor' or 'slice'"),
+        ({"train": {"betas": [0.9]}}, "train.betas"),
+        ({"train": {"betas": [0.9, 1]}}, "train.betas must lie in [0, 1)"),
+        ({"final": {"how": "x"}}, "'inherit', 'finetune' or 'retrain'"),
+        ({"final": {"candidates": 0}}, "final.candidates must be at least 1"),
+        ({"evaluate": {"together": 0}}, "evaluate.together must be at least 1"),
+        ({"evaluate": {"batch": 0}}, "evaluate.batch must be at least 1"),
+        ({"data": {"search_share": 2}}, "data.search_share"),
+        ({"data": {"image_size": "big"}}, "data.image_size cannot be 'big'"),
+        ({"data": {"image_size": [1, 2, 3]}}, "data.image_size cannot be [1, 2, 3]"),
+        ({"s4": {"pairs": 1}}, "s4.pairs must lie between 2 and"),
+        ({"s4": {"repair": "x"}}, "'size' or 'slope'"),
+        ({"limits": "5M"}, "limits cannot be '5M'"),
+        ({"limits": {"max_params": "3Q"}}, "Cannot read '3Q' as a limit on params"),
+        ({"limits": {"max_params": [1]}}, "limits.max_params cannot be [1]"),
+        ({"limits": {"max_params": 0}}, "above zero"),
+        ({"limits": {"max_params": "5M", "min_params": "6M"}}, "min_params 6M lies above max_params 5M"),
+        ({"search": "evolution"}, "search cannot be 'evolution'"),
+        ({"search": {"name": "evolutoin"}}, "Did you mean 'evolution'?"),
+        ({"search": {"population": -1}}, "'population' must be at least 1"),
+        ({"search": {"population": "x"}}, "search.population cannot be 'x'"),
+        ({"search": {"preset": "nope"}}, "Unknown search.preset 'nope'. Known: fixed, official, paper"),
+        ({"search": {"preset": [1]}}, "Unknown search.preset"),
+        ({"search": {"name": "random", "preset": "paper"}}, "belongs to the evolution"),
+    ],
+    ids=str,
+)
+def test_every_mistake_is_one_sentence(data, words):
+    with pytest.raises(TailorError) as caught:
+        configure(data)
+    text = str(caught.value)
+    assert words in text and "\n" not in text and text.endswith(".")
+    assert not any(noise in text for noise in ("pydantic", "function-", ".str ", ".int ", "http"))
+
+
+def test_defaults_are_a_config():
+    config = configure({})
+    assert isinstance(config, Config) and config.method == "s4" and not config.budget()
+    with pytest.raises(AttributeError):
+        config.seed = 3
+
+
+# -- overrides --------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_are_read_as_toml_or_text():
+    found = overrides(
+        [
+            "train.epochs=50",
+            "train.lr=1e-3",
+            "limits.max_params=5M",
+            "baseline=false",
+            "data.image_size=[8, 16]",
+            "a=b=c",
+        ]
+    )
+    assert found == {
+        "train": {"epochs": 50, "lr": 1e-3},
+        "limits": {"max_params": "5M"},
+        "baseline": False,
+        "data": {"image_size": [8, 16]},
+        "a": "b=c",
+    }
+    assert overrides([" train.epochs = 4"]) == {"train": {"epochs": 4}}
+    assert overrides(['device="cpu"']) == {"device": "cpu"} == overrides(["device=cpu"])
+    assert overrides(["seed=1", "seed=2"]) == {"seed": 2}, "the last one counts"
+    assert overrides([]) == {}
+
+
+@pytest.mark.parametrize("pair", ["train.epochs", "=3", " =3", ""])
+def test_overrides_that_cannot_be_read(pair):
+    with pytest.raises(TailorError, match=r"Cannot read --set '.*'; write it like train\.epochs=50\."):
+        overrides([pair])
+
+
+def test_merged_goes_table_by_table_and_changes_nothing_in_place():
+    base = {"train": {"epochs": 1, "lr": 2}, "seed": 0}
+    assert merged(base, {"train": {"epochs": 5}, "x": {"y": 1}}) == {
+        "train": {"epochs": 5, "lr": 2},
+        "seed": 0,
+        "x": {"y": 1},
+    }
+    assert base == {"train": {"epochs": 1, "lr": 2}, "seed": 0}
+    assert merged({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
+
+
+# -- inheritance and presets ------------------------------------------------------------------------------------------
+
+
+def test_the_last_training_starts_from_the_first():
+    config = configure({"train": {"epochs": 7, "lr": 0.5}, "final": {"train": {"epochs": 9}}})
+    assert (config.final.train.epochs, config.final.train.lr) == (9, 0.5)
+    assert configure({"train": {"batch": 3}}).final.train.batch == 3
+    assert configure({"final": {"train": {"batch": 3}}}).train.batch == 128
+
+
+def test_search_presets():
+    official = configure({"search": {"preset": "official", "population": 30, "crossover": 10, "mutation": 10}})
+    found = official.search_settings()
+    assert (found.p_depth, found.per_gene, found.population) == (PRESETS["official"].p_depth, True, 30)
+    for name, preset in PRESETS.items():
+        assert configure({"search": {"preset": name}}).search_settings() == preset
+    assert configure({"search": {}}).search_settings() == EvolutionSettings()
+    assert isinstance(configure({"search": {"name": "random"}}).search_settings(), RandomSettings)
+
+
+# -- recipes ----------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_recipes():
+    assert {"s4-digits", "image-folder"} <= set(recipe_names())
+
+
+@recipes
+def test_recipes_round_trip(name):
+    config = configure(read_recipe(name))
+    again = configure(parse_recipe(to_toml(config), name))
+    assert again == config
+    assert to_toml(again) == to_toml(config)
+
+
+@recipes
+@pytest.mark.parametrize("own_data", [False, True])
+def test_the_tiny_form_of_every_recipe_configures(name, own_data):
+    full = read_recipe(name)
+    config, whole = configure(tiny(full, own_data)), configure(full)
+    assert config.method == whole.method and config.train.rule == whole.train.rule
+    assert config.search.get("name", "evolution") == whole.search.get("name", "evolution")
+    assert config.train.epochs <= 2 and config.final.train.epochs <= 2 and config.s4.iterations <= 2
+    assert config.device == "cpu" and config.data.limit == 400
+    assert (config.data.source == "digits") or own_data
+    assert configure(parse_recipe(to_toml(config), name)) == config
+
+
+def test_recipes_by_path(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("seed = 3\n[train]\nepochs = 4\n")
+    assert read_recipe(str(path)) == {"seed": 3, "train": {"epochs": 4}}
+    assert read_recipe("recipes/s4-digits.toml") == read_recipe("s4-digits"), "as the documentation writes it"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("s4-digit", "Unknown recipe 's4-digit'. Did you mean 's4-digits'?"),
+        ("nowhere/mine.toml", "There is no recipe file 'nowhere/mine.toml'."),
+        (".", "Unknown recipe '.'."),
+    ],
+)
+def test_recipes_that_are_not_there(name, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TailorError) as caught:
+        read_recipe(name)
+    assert words in str(caught.value)
+
+
+def test_a_folder_named_like_a_recipe_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s4-digits").mkdir()  # tailorvit run s4-digits --out s4-digits
+    assert read_recipe("s4-digits")["method"] == "s4"
+
+
+def test_broken_toml_and_broken_text(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("seed = = 3")
+    with pytest.raises(TailorError, match=r"mine\.toml' is not valid TOML"):
+        read_recipe(str(path))
+    path.write_bytes(b"seed = 3 # \xff\xfe")
+    with pytest.raises(TailorError, match=r"mine\.toml"):
+        read_recipe(str(path))
