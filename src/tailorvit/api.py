@@ -24,6 +24,7 @@ from tailorvit.methods.plan import (
     fixed_arch,
     initial_space,
     require_feasible,
+    threads_for,
     tiny,
     wanted_size,
 )
@@ -126,6 +127,7 @@ def prepare(config: Config, saved: dict[str, Any] | None = None) -> tuple[Config
         space=space.to_dict() if config.method != "fixed" else config.space,
         data=replace(config.data, image_size=(opened.image_size[0], opened.image_size[1])),
         device=device,
+        threads=threads_for(config, space),
     )
     return config, opened, space, limits, device
 
@@ -175,9 +177,13 @@ def resume(folder: str | Path, progress: Mode | None = None) -> Result:
 def _work(
     config: Config, record: Run, data: Data, space: Space, limits: Limits, device: str, mode: Mode | None
 ) -> Result:
+    import torch
+
     from tailorvit.report import write_report
 
     progress = make_progress(mode)
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
     session = Session(config, record, data, space, limits, device, progress)
     try:
         if data.skipped and not record.events("skipped"):
@@ -193,6 +199,7 @@ def _work(
         record.event("interrupted", "stopped by the user")
         raise KeyboardInterrupt(shlex.join(["tailorvit", "resume", str(record.folder)])) from None
     finally:
+        torch.set_num_threads(before)
         progress.close()
 
 

@@ -78,6 +78,7 @@ class Config:
     space: str | dict[str, Any] = "auto"
     arch: str | dict[str, Any] | None = None  # for method = "fixed"
     device: str = "auto"
+    threads: int = 0  # CPU threads; 0 chooses, and the choice stays with the run, as sums depend on it
     baseline: bool = True
     tensorboard: bool = False
     data: DataSettings = field(default_factory=DataSettings)
@@ -91,6 +92,8 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:
             raise TailorError(f"seed must be a whole number from 0 to 2147483647, not {self.seed}.")
+        if self.threads < 0:
+            raise TailorError(f"threads must be 0 (choose) or more, not {self.threads}.")
         self.budget()
         self.search_settings()
 

@@ -96,6 +96,21 @@ def _show(meter: Meter, metric: Any, arch: Arch) -> str:
     return units.show(meter.cost(metric, arch), metric)
 
 
+SMALL_STEP = (
+    2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
+)
+
+
+def threads_for(config: Config, space: Space) -> int:
+    """CPU threads of a run: one for networks so small that a busy second core would slow every operation."""
+    import torch
+
+    if config.threads:
+        return config.threads
+    work = Meter.for_space(space).cost("macs", space.largest()) * config.train.batch
+    return 1 if work < SMALL_STEP else torch.get_num_threads()
+
+
 def len_words(fixed: Mapping[str, Any]) -> str:
     """The task in words: ``10 classes at 8x8 px``."""
     high, wide = fixed["image_size"]

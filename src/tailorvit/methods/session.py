@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -197,7 +197,7 @@ class Supernet:
 
     def __init__(self, session: Session, space: Space, stage: str, before: Supernet | None = None) -> None:
         self.session, self.space, self.stage, self.before = session, space, stage, before
-        own = session.config.train
+        own = replace(session.config.train, compile=False)  # a supernet would compile anew for every architecture
         self.settings = own if before is None else shortened(own, session.config.s4.warm_share)
         self.epochs: int = self.settings.epochs + (before.epochs if before else 0)  # seen by its weights
         self._evaluator: Evaluator | None = None

@@ -32,7 +32,7 @@ class TrainSettings:
     rule: Literal["single_path", "sandwich"] = "single_path"
     freeze: Literal["none", "tensor", "slice"] = "none"
     masked: bool = False  # one static graph for every architecture instead of slices
-    compile: bool = False  # torch.compile, for masked training on a GPU
+    compile: bool = False  # torch.compile for plain networks; supernets run as they are
     augment: str = "auto"
     checkpoint_seconds: float = 20.0  # at most this much work is lost to a kill (plus one epoch)
     patience: int = 5  # skipped steps in a row before rolling back
