@@ -220,6 +220,8 @@ def doctor(as_json: Json = False) -> None:
 
 def main() -> None:
     """Entry point: user mistakes become one sentence and exit code 2."""
+    # Waiting threads sleep instead of spinning: on a busy two-core machine that trained four times as fast.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory measurement starts torch's profiler, which chats
     from tailorvit.errors import TailorError
 

@@ -337,6 +337,12 @@ class Space:
             raise TailorError(f"A space has no key '{key}'; it has family, fixed and dims.")
         if "family" not in data or not data.get("dims"):
             raise TailorError("A space needs a 'family' and at least one dimension in 'dims'.")
+        for what in ("dims", "fixed"):
+            if not isinstance(data.get(what, {}), Mapping):
+                raise TailorError(f"'{what}' of a space is a table, not {data[what]!r}.")
+        for key, value in data["dims"].items():
+            if not isinstance(value, Mapping):
+                raise TailorError(f"Dimension '{key}' is a table with 'choices', not {value!r}.")
         dims = tuple(Dim.from_dict(k, v) for k, v in data["dims"].items())
         return cls(str(data["family"]), dims, tuple(dict(data.get("fixed", {})).items()))
 

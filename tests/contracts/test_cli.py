@@ -8,26 +8,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from cli_tools import pictures, refused
 from typer.testing import CliRunner
 
-import tailorvit
 from tailorvit import cli
-from tailorvit.methods.session import Session
-from tailorvit.runs import Run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERBS = ["run", "resume", "space", "cost", "list", "report", "predict", "doctor"]
 PLAIN = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-QUICK = ["--set", "s4.iterations=0", "--set", "train.epochs=1", "--set", "final.train.epochs=1", "--quiet"]
 
 
 def program(*args, **options):
@@ -35,66 +29,6 @@ def program(*args, **options):
     env = {**os.environ, **PLAIN, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tailorvit", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=120, **options)
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """The entry point in this process: (exit code, stdout, stderr)."""
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["tailorvit", *map(str, args)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code
-        return code or 0, *capsys.readouterr()
-
-    return run
-
-
-def pictures(root: Path, counts: dict[str, int], size: int = 16) -> Path:
-    for k, (name, count) in enumerate(counts.items()):
-        (root / name).mkdir(parents=True)
-        for i in range(count):
-            noise = np.random.default_rng(100 * k + i).integers(0, 256, (size, size, 3), dtype=np.uint8)
-            noise[..., k % 3] //= 4
-            Image.fromarray(noise).save(root / name / f"{i:02d}.png")
-    return root
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
-    """Three classes of pictures, one of them broken."""
-    root = pictures(tmp_path_factory.mktemp("photos") / "zoo", {"cat": 14, "dog": 14, "owl": 14})
-    (root / "cat" / "broken.png").write_bytes(b"this is no picture")
-    return root
-
-
-@pytest.fixture(scope="module")
-def finished(photos, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "zoo"
-    sets = QUICK[1:-1:2]
-    tailorvit.run(data=str(photos), out=folder, small=True, image_size=16, sets=sets, progress="quiet", command="test")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def unfinished(tmp_path_factory) -> Path:
-    """A run stopped before its search, with a trained supernet."""
-    folder = tmp_path_factory.mktemp("runs") / "stopped"
-    with pytest.MonkeyPatch.context() as patch:
-
-        def stop(session, space, score, stage="search"):
-            score([], 0)
-            session.supernet(space, 0).model()
-            raise KeyboardInterrupt
-
-        patch.setattr(Session, "search", stop)
-        with pytest.raises(KeyboardInterrupt, match=r"^tailorvit resume .*stopped$"):
-            tailorvit.run("s4-digits", out=folder, small=True, sets=QUICK[1:-1:2], progress="quiet")
-    return folder
 
 
 # -- help -------------------------------------------------------------------------------------------------------------
@@ -222,15 +156,6 @@ def test_doctor(call):
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-def refused(found, *parts) -> str:
-    code, _, err = found
-    assert code == 2, found
-    assert err.startswith("tailorvit: ") and err.count("\n") == 1 and err[-2] in ".?", err
-    for part in parts:
-        assert part in err
-    return err
-
-
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
@@ -345,131 +270,3 @@ def test_a_process_of_its_own_says_the_same(tmp_path):
     done = program("cost", "autoformer-x", cwd=tmp_path)
     refused((done.returncode, done.stdout, done.stderr), "Unknown architecture 'autoformer-x'")
     assert "Traceback" not in done.stderr and done.stdout == ""
-
-
-# -- folders of runs --------------------------------------------------------------------------------------------------
-
-
-def test_broken_images_are_skipped_and_counted(finished):
-    with Run.open(finished, lock=False) as run:
-        (event,) = run.events("skipped")
-        facts = run.read_json("result")
-    assert event["text"].startswith("1 unreadable image(s)") and "broken.png" in event["text"]
-    assert "not an image" in event["data"]["files"][0]["reason"]
-    assert sum(facts["data"]["counts"].values()) == 42
-
-
-def test_an_existing_run_is_not_overwritten(call, finished, unfinished):
-    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
-    refused(call("run", "--tiny", "--out", finished), "holds a finished run")
-    refused(call("run", "--tiny", "--out", unfinished), "unfinished run", f"tailorvit resume {unfinished}")
-    refused(call("run", "--tiny", "--out", finished.parent), "something else")
-    assert {p: p.stat().st_mtime_ns for p in finished.rglob("*")} == before
-
-
-def test_resuming_a_finished_run_gives_its_result(call, finished):
-    code, out, err = call("resume", finished)
-    facts = json.loads((finished / "result.json").read_text())
-    assert code == 0 and err == "" and f"{facts['params']:,} parameters" in out and str(finished) in out
-
-
-def test_reports(call, finished, unfinished):
-    for folder in (finished, unfinished):
-        (folder / "report.html").unlink(missing_ok=True)
-        code, out, _ = call("report", folder)
-        assert code == 0 and (folder / "report.html").is_file() and str(folder / "report.html") in out
-        assert "<html" in (folder / "report.html").read_text(encoding="utf-8")
-    (finished / "report.html").unlink()
-    assert call("resume", finished)[0] == 0 and (finished / "report.html").is_file(), "killed before its report"
-
-
-def test_predict(call, finished, photos):
-    files = [photos / "cat" / "00.png", photos / "dog" / "03.png"]
-    code, out, err = call("predict", finished, *files, "--json")
-    rows = json.loads(out)
-    assert code == 0 and err == "" and [r["file"] for r in rows] == [str(f) for f in files]
-    for row in rows:
-        scores = list(row["classes"].values())
-        assert set(row["classes"]) == {"cat", "dog", "owl"} and sum(scores) == pytest.approx(1, abs=1e-5)
-        assert scores == sorted(scores, reverse=True)
-    code, out, _ = call("predict", finished, files[0], "--top", 1)
-    assert code == 0 and out.count("%") == 1 and str(files[0]) in out
-
-
-def test_predictions_are_what_the_evaluation_saw(finished, photos):
-    """A file goes through the same resizing, cropping and normalising as the test split did."""
-    network = tailorvit.load(finished)
-    data = tailorvit.open_data(str(photos), image_size=16)
-    data.unseal_test("compare")
-    x, y = next(iter(data.eval_batches("test", 100)))
-    scores = network(x).softmax(-1)
-    for row, name in zip(scores, data.names("test")):
-        found = network.predict([name])[0]
-        assert [found[c] for c in data.classes] == pytest.approx(row.tolist(), abs=1e-5)
-    facts = json.loads((finished / "result.json").read_text())
-    assert 100 * float((scores.argmax(-1) == y).float().mean()) == pytest.approx(facts["test_accuracy"], abs=1e-3)
-
-
-def test_loaded_networks_are_plain(finished):
-    network = tailorvit.load(finished)
-    rooms = {type(m).__module__ for m in network.modules()}
-    assert not [r for r in rooms if r.startswith("tailorvit.elastic") or r.startswith("tailorvit.families")]
-    facts = json.loads((finished / "result.json").read_text())
-    assert sum(p.numel() for p in network.parameters()) == facts["params"]
-
-
-def test_predict_on_what_is_no_image(call, finished, unfinished, photos, tmp_path):
-    refused(call("predict", finished, photos / "cat" / "broken.png"), "broken.png", "not an image")
-    refused(call("predict", finished, tmp_path / "none.png"), "There is no image file")
-    refused(call("predict", unfinished, photos / "cat" / "00.png"), "no finished network")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"arch": 3, "fixed": {}, "classes": [], "preprocessing": {}}'])
-def test_a_damaged_network_is_one_sentence(call, finished, photos, tmp_path, text):
-    shutil.copytree(finished / "network", tmp_path / "network")
-    (tmp_path / "network" / "network.json").write_text(text)
-    refused(call("predict", tmp_path, photos / "cat" / "00.png"))
-
-
-def test_weights_of_another_network(call, finished, photos, tmp_path):
-    shutil.copytree(finished / "network", tmp_path / "network")
-    path = tmp_path / "network" / "network.json"
-    card = json.loads(path.read_text())
-    card["arch"] |= {"embed": 64}
-    path.write_text(json.dumps(card))
-    refused(call("predict", tmp_path, photos / "cat" / "00.png"), "do not belong to the architecture")
-    (tmp_path / "network" / "network.safetensors").write_bytes(b"nothing")
-    refused(call("predict", tmp_path, photos / "cat" / "00.png"), "cannot be read")
-
-
-def test_a_checkpoint_of_another_space(call, finished, unfinished, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(unfinished, run)
-    shutil.copy(finished / "checkpoints" / "supernet-0.safetensors", run / "checkpoints" / "supernet-0.safetensors")
-    refused(call("resume", run), "belongs to another space or network")
-
-
-def test_data_that_changed_since(call, photos, tmp_path):
-    root, run = tmp_path / "zoo", tmp_path / "run"
-    shutil.copytree(photos, root)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        tailorvit.run(data=str(root), out=run, small=True, image_size=16, progress="quiet")
-    shutil.copy(root / "cat" / "00.png", root / "dog" / "new.png")
-    refused(call("resume", run), "data changed")
-
-
-def test_ctrl_c_says_how_to_go_on(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    code, _, err = call("run", "--tiny", "--quiet", "--out", tmp_path / "my run")
-    assert code == 130 and err == f"Stopped. Go on with: tailorvit resume '{tmp_path}/my run'\n"
-    with Run.open(tmp_path / "my run", lock=False) as run:
-        assert run.events("interrupted") and not run.finished
-
-
-def test_a_run_without_out_takes_a_free_folder(call, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    for number in (1, 2):
-        assert call("run", "--tiny", "--quiet")[0] == 130
-        assert (tmp_path / "runs" / f"s4-digits-{number}" / "recipe.toml").is_file()

@@ -331,7 +331,9 @@ def test_automatic_shapes_grow(name):
     for growing in ([s.largest() for s in family.auto(fixed)], list(family.baseline(fixed))):
         sizes = [count.params(a) for a in growing]
         assert len(sizes) > 20 and sizes[0] < 10_000 and sizes[-1] > 100_000_000
-        assert sizes == sorted(sizes)
+        # Roughly growing: the search for the largest that fits gives up after 24 misses in a row, so nothing later may
+        # be smaller than the smallest of those.
+        assert all(min(sizes[i + 24 :]) >= min(sizes[i : i + 24]) for i in range(len(sizes) - 24))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

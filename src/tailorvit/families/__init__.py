@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tailorvit.errors import unknown
+from tailorvit.errors import TailorError, unknown
 from tailorvit.families.base import Family, Layer, Named
 from tailorvit.families.vit import VIT
 from tailorvit.space import Space
@@ -32,6 +32,11 @@ def named_space(name: str, **fixed: Any) -> Space:
 
 def with_fixed(space: Space, **fixed: Any) -> Space:
     """A space with other shared settings, checked by its family."""
+    wanted = FAMILIES[space.family].genes
+    if set(space.keys) != set(wanted):
+        raise TailorError(
+            f"A {space.family} space has the dimensions {', '.join(wanted)}, not {', '.join(space.keys)}."
+        )
     changed = space.with_fixed(**{k: v for k, v in fixed.items() if v is not None})
     FAMILIES[space.family].frame(dict(changed.fixed))
     return changed

@@ -45,6 +45,7 @@ class Family:
     name: str
     summary: str
     paper: str
+    genes: tuple[str, ...]  # the dimensions every space of the family has
     frame: Callable[[Mapping[str, Any]], Any]  # checks the shared settings and types them
     arch: Callable[[Mapping[str, Any]], Arch]  # checks an architecture written by hand
     segments: Callable[[Arch], Sequence[Hashable]]  # an arch as a list of parts that repeat between archs

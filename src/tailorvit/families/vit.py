@@ -302,6 +302,7 @@ VIT = Family(
     name="vit",
     summary="ViT with elastic depth, width, heads and MLP ratio; 2-D relative position on keys and values",
     paper="AutoFormer (ICCV 2021), S4, TF-TAS (CVPR 2022)",
+    genes=("depth", "embed", "heads", "mlp"),
     frame=frame_of,
     arch=lambda data: vit_arch(**{k: v for k, v in data.items() if k != "family"}),
     segments=segments,

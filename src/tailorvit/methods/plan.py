@@ -22,12 +22,15 @@ def default_limit(images: int) -> str:
 
 
 def patch_for(side: int) -> int:
-    """The patch that cuts an image side into about 8 pieces (14 for large images); the side must allow 2 or more."""
+    """The patch that cuts an image side into about 8 pieces (14 for large images), four at least (two under 8 px)."""
     goal = 8 if side <= 128 else 14
-    options = [p for p in range(1, side // 2 + 1) if side % p == 0 and side // p <= 16]
+    fewest = 4 if side >= 8 else 2
+    options = [p for p in range(1, side // fewest + 1) if side % p == 0 and side // p <= 16]
     if not options:
         near = max(8, round(side / 8) * 8)
-        raise TailorError(f"Images of {side} px cannot be cut into equal patches; try --image-size {near}.")
+        raise TailorError(
+            f"Images of {side} px cannot be cut into 4 to 16 equal patches a side; try --image-size {near}."
+        )
     # 8 px digits would give 1 px patches: at least 2 px a patch where the side allows.
     return min(options, key=lambda p: (abs(side // p - goal) + (100 if p < 2 <= side // 2 else 0), p))
 
@@ -268,7 +271,7 @@ def _scaled_limits(config: Config, full: Space, small: Space) -> dict[str, str |
         new_least, new_most = after.cost(metric, small.smallest()), after.cost(metric, small.largest())
         for side, bound in (("min", low), ("max", high)):
             if bound is not None:
-                place = (bound - least) / (most - least)
+                place = (bound - least) / max(most - least, 1)
                 limits[f"{side}_{metric}"] = float(
                     round(new_least + min(max(place, 0.1), 1.5) * (new_most - new_least))
                 )
