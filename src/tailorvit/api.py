@@ -72,7 +72,10 @@ def recipe_for(
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's
     full = merged(merged(base, options), overrides(sets))
     if small:
-        full = merged(tiny(full, own_data=data is not None), overrides(sets))
+        # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
+        keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
+        asked = {k: options[k] for k in keep}
+        full = merged(merged(tiny(full, own_data=data is not None), asked), overrides(sets))
     return configure(full)
 
 
