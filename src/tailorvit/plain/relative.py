@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 Execution = Literal["auto", "fused", "factored", "dense"]
 EXECUTIONS: tuple[Execution, ...] = ("fused", "factored", "dense")
-DENSE_TOKENS = 80  # up to here the dense sums are quicker on a CPU (benchmarks/cpu.py)
+DENSE_TOKENS = 32  # dense sums are quicker on a CPU with 17 tokens, 2.7 times slower with 65 (benchmarks/cpu.py)
 Grid = tuple[int, int]
 
 
