@@ -56,7 +56,7 @@ def test_ci_runs_the_readmes_test_command(tmp_path):
     for name in ("README.md", ".ci/run"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     (tmp_path / "bin").mkdir()
-    for path in (tmp_path / "bin" / "bash", tmp_path / "check"):
+    for path in (tmp_path / "bin" / "bash", tmp_path / "bin" / "chromium", tmp_path / "check"):
         path.write_text('#!/bin/sh\necho "called: $*; threads $OMP_NUM_THREADS"\n')
         path.chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
@@ -64,6 +64,7 @@ def test_ci_runs_the_readmes_test_command(tmp_path):
         ["/bin/bash", str(tmp_path / ".ci" / "run")], capture_output=True, text=True, env=env, check=True
     )
     assert f"called: -euo pipefail -c {TEST}; threads 1" in done.stdout
+    assert "TAILORVIT_BROWSER" in (ROOT / ".ci" / "run").read_text(), "a skipped browser test must not pass CI"
     assert "called: --fast; threads 1" in done.stdout
 
 

@@ -13,11 +13,11 @@ import pytest
 import tailorvit
 
 LAYERS = (
-    ("errors", "rng", "units", "progress", "arch", "space"),
+    ("errors", "rng", "units", "progress", "arch", "space", "portable"),
     ("plain", "elastic"),
     ("families", "data", "runs"),
     ("costs", "proxies", "train"),
-    ("search", "seek"),
+    ("search", "seek", "analysis"),
     ("export",),  # below the methods, which write the networks they end with
     ("methods", "config"),
     ("report", "recipes", "cli", "__init__", "__main__"),

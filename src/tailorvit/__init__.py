@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailorvit.api import Result, cost, doctor, listing, resume, run, space_info
+    from tailorvit.api import Result, resume, run
     from tailorvit.arch import Arch
     from tailorvit.costs import Counter, Limits, Meter
     from tailorvit.data import open_data
     from tailorvit.errors import InfeasibleError, TailorError
     from tailorvit.export import Network, load
     from tailorvit.families import FAMILIES, named_arch, named_space
+    from tailorvit.lookup import cost, doctor, listing, space_info
     from tailorvit.report import write_report
     from tailorvit.space import Dim, Space
 
@@ -33,16 +34,16 @@ _HOME = {
     "Result": "api",
     "Space": "space",
     "TailorError": "errors",
-    "cost": "api",
-    "doctor": "api",
-    "listing": "api",
+    "cost": "lookup",
+    "doctor": "lookup",
+    "listing": "lookup",
     "load": "export",
     "named_arch": "families",
     "named_space": "families",
     "open_data": "data",
     "resume": "api",
     "run": "api",
-    "space_info": "api",
+    "space_info": "lookup",
     "write_report": "report",
 }
 

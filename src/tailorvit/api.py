@@ -1,22 +1,23 @@
-"""The calls behind the commands: plan, run, resume, cost, space, list, report, predict, doctor."""
+"""The calls behind the commands that work: plan a run, run it, go on with it."""
 
 from __future__ import annotations
 
-import platform
+import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tailorvit import units
-from tailorvit.config import Config, configure, merged, overrides, parse_recipe, read_recipe, recipe_names, to_toml
-from tailorvit.costs import Counter, Limits, Meter
+from tailorvit.config import Config, configure, merged, overrides, parse_recipe, read_recipe, to_toml
+from tailorvit.costs import Limits, Meter
 from tailorvit.data import Data, open_data
-from tailorvit.errors import TailorError, unknown
-from tailorvit.families import FAMILIES, family, named_arch, named_space, with_fixed
-from tailorvit.methods import METHODS, method
+from tailorvit.errors import TailorError
+from tailorvit.families import family, with_fixed
+from tailorvit.lookup import versions
+from tailorvit.methods import method
 from tailorvit.methods.plan import (
     around,
     data_fixed,
@@ -30,7 +31,6 @@ from tailorvit.methods.plan import (
 )
 from tailorvit.methods.session import Session
 from tailorvit.progress import Mode, make_progress
-from tailorvit.rng import generator
 from tailorvit.runs import Run
 from tailorvit.space import Space
 
@@ -147,7 +147,7 @@ def run(
     config, data, space, limits, device = prepare(recipe_for(recipe, **options))
     folder = Path(out) if out is not None else _free_folder(config)
     info = {
-        "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command or _command(),
         "versions": versions(),
         "seed": config.seed,
         "data": {"source": data.source, "fingerprint": data.fingerprint, "counts": data.counts},
@@ -155,6 +155,12 @@ def run(
     with Run.create(folder, to_toml(config), info) as record:
         record.write_json("splits", data.split_record())
         return _work(config, record, data, space, limits, device, progress)
+
+
+def _command() -> str:
+    """What was typed, without the place of the program."""
+    name = Path(sys.argv[0]).name
+    return shlex.join(["tailorvit" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def resume(folder: str | Path, progress: Mode | None = None) -> Result:
@@ -196,14 +202,29 @@ def _work(
         session.progress.say(_opening(config, data, space, session.meter))
         facts = method(config.method).run(session)
         record.write_json("result", facts)
-        write_report(record.folder)
+        _report(session)
         return Result(record.folder, facts)
     except KeyboardInterrupt:
         record.event("interrupted", "stopped by the user")
         raise KeyboardInterrupt(shlex.join(["tailorvit", "resume", str(record.folder)])) from None
+    except Exception as error:
+        with contextlib.suppress(Exception):  # the first error is the one to show; a full disk would raise here too
+            record.event("failed", str(error) if isinstance(error, TailorError) else f"{type(error).__name__}: {error}")
+            write_report(record.folder)
+        raise
     finally:
         torch.set_num_threads(before)
         progress.close()
+
+
+def _report(session: Session) -> None:
+    """Write the page; the result is safe by now, so a page that fails is told and no reason to fail the run."""
+    from tailorvit.report import write_report
+
+    try:
+        write_report(session.run.folder)
+    except Exception as error:
+        session.tell("warning", f"report.html could not be written ({type(error).__name__}: {error})")
 
 
 def _opening(config: Config, data: Data, space: Space, meter: Meter) -> str:
@@ -222,179 +243,3 @@ def _free_folder(config: Config) -> Path:
     while (folder := Path("runs") / f"{config.method}-{source}-{number}").exists():
         number += 1
     return folder
-
-
-# -- looking things up ------------------------------------------------------------------------------------------------
-
-
-def cost(
-    name: str, *, classes: int | None = None, image_size: int | None = None, measure: bool = False, batch: int = 1
-) -> dict[str, Any]:
-    """Exact parameters and MACs of a named architecture or an ARCH.json, per part; latency and memory on request."""
-    import json
-
-    path = Path(name)
-    fixed: dict[str, Any] = {}
-    if path.suffix == ".json" or path.is_file():
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise TailorError(f"There is no architecture file '{name}'.") from None
-        except (OSError, ValueError) as error:
-            raise TailorError(f"'{name}' is not readable JSON: {error}.") from None
-        if not isinstance(data, dict):
-            raise TailorError(f"'{name}' must hold one architecture as a JSON object.")
-        genes = data["arch"] if isinstance(data.get("arch"), dict) else {k: v for k, v in data.items() if k != "fixed"}
-        if not isinstance(data.get("fixed", {}), dict):
-            raise TailorError(f"'fixed' in '{name}' must be an object of shared settings, not {data['fixed']!r}.")
-        fixed = dict(data.get("fixed", {}))
-        arch = family(str(genes.get("family", "vit"))).arch(genes)
-    else:
-        named = named_arch(name)
-        arch, fixed = named.arch, dict(named.fixed)
-    fixed.update({k: v for k, v in (("classes", classes), ("image_size", image_size)) if v is not None})
-    counter = Counter(arch.family, fixed)
-    params, macs = counter.both(arch)
-    frame = counter.frame.to_dict()
-    answer = {
-        "name": name,
-        "arch": arch.to_dict(),
-        "fixed": frame,
-        "params": params,
-        "macs": macs,
-        "flops": 2 * macs,
-        "parts": [row._asdict() for row in counter.parts(arch)],
-        "readings": counter.readings(arch),
-    }
-    if measure:
-        if batch < 1:
-            raise TailorError(f"The batch to measure must be at least 1, not {batch}.")
-        from tailorvit.costs import measure_latency, measure_memory
-
-        shape = (int(frame["channels"]), *frame["image_size"])
-        model = counter.family.build(counter.frame, arch)
-        answer["latency"] = measure_latency(model, shape, batch).to_dict()
-        answer["memory"] = measure_memory(model, shape, batch)
-    return answer
-
-
-def space_info(
-    name: str,
-    *,
-    classes: int | None = None,
-    image_size: int | None = None,
-    limits: Mapping[str, str | float | None] | None = None,
-    samples: int = 2000,
-) -> dict[str, Any]:
-    """Dimensions, number of architectures, smallest, typical and largest cost, and the share within the limits."""
-    import tomllib
-
-    if name.endswith(".toml"):
-        try:
-            data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise TailorError(f"Cannot read the space file '{name}': {error}.") from None
-        space = Space.from_dict(data.get("space", data))
-        family(space.family)
-        space = with_fixed(space, classes=classes, image_size=image_size)
-    else:
-        space = named_space(name, classes=classes, image_size=image_size)
-    meter = Meter.for_space(space, Limits.of(**(limits or {})))
-    rng = generator(0, "typical")
-    drawn = [space.sample(rng) for _ in range(samples)]
-    middle = sorted(drawn, key=meter.counter.params)[samples // 2]
-
-    def sized(arch: Any) -> dict[str, Any]:
-        params, macs = meter.counter.both(arch)
-        return {"params": params, "macs": macs, "arch": arch.to_dict()}
-
-    return {
-        "name": name,
-        "family": space.family,
-        "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in space.fixed},
-        "dims": {d.key: d.to_dict() for d in space.dims},
-        "count": space.count(),
-        "smallest": sized(space.smallest()),
-        "typical": sized(middle),
-        "largest": sized(space.largest()),
-        "limits": meter.limits.to_dict(),
-        "fits": sum(map(meter.fits, drawn)) / samples,
-        "samples": samples,
-    }
-
-
-def listing(what: str) -> list[dict[str, Any]]:
-    """Rows of one table: families, spaces, archs, methods, recipes or searchers."""
-    from tailorvit.search import SEARCHERS
-
-    tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "families": lambda: [{"name": f.name, "summary": f.summary, "paper": f.paper} for f in FAMILIES.values()],
-        "spaces": lambda: [
-            {"name": n, "family": f.name, "summary": _space_line(s)}
-            for f in FAMILIES.values()
-            for n, s in f.spaces.items()
-        ],
-        "archs": lambda: [
-            {"name": n, "family": f.name, "summary": a.source, "params": Counter(f.name, a.fixed).params(a.arch)}
-            for f in FAMILIES.values()
-            for n, a in f.archs.items()
-        ],
-        "methods": lambda: [{"name": m.name, "summary": m.summary} for m in METHODS.values()],
-        "searchers": lambda: [{"name": s.name, "summary": s.summary} for s in SEARCHERS.values()],
-        "recipes": lambda: [{"name": n, "summary": _recipe_line(n)} for n in recipe_names()],
-    }
-    if what not in tables:
-        raise unknown("list", what, tables)
-    return tables[what]()
-
-
-def _space_line(space: Space) -> str:
-    return "; ".join(f"{d.key} {', '.join(map(str, d.choices))}" for d in space.dims)
-
-
-def _recipe_line(name: str) -> str:
-    from importlib import resources
-
-    text = (resources.files("tailorvit.recipes") / f"{name}.toml").read_text(encoding="utf-8")
-    return text.splitlines()[0].lstrip("# ").strip()
-
-
-def versions() -> dict[str, str]:
-    """The versions a result depends on."""
-    from importlib import metadata
-
-    names = ("tailorvit", "torch", "torchvision", "timm", "numpy", "pydantic", "scikit-learn", "pymoo")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
-
-
-def doctor() -> list[dict[str, str]]:
-    """What this machine offers: versions, device, threads, memory, extras; each row says ok, note or problem."""
-    import shutil
-
-    import torch
-
-    rows = [{"what": n, "state": "ok" if v != "absent" else "note", "text": v} for n, v in versions().items()]
-    cuda = torch.cuda.is_available()
-    text = torch.cuda.get_device_name() if cuda else f"no GPU; {torch.get_num_threads()} CPU threads"
-    rows.append({"what": "device", "state": "ok" if cuda else "note", "text": text})
-    free = shutil.disk_usage(Path.cwd()).free
-    rows.append(
-        {
-            "what": "disk",
-            "state": "ok" if free > 2**30 else "problem",
-            "text": f"{units.show(free, 'memory')} free here",
-        }
-    )
-    try:
-        x = torch.rand(2, 4, 17, 32)
-        torch.nn.functional.scaled_dot_product_attention(x, x, x)
-        rows.append({"what": "attention", "state": "ok", "text": "fused kernel runs"})
-    except RuntimeError as error:
-        rows.append({"what": "attention", "state": "problem", "text": str(error).splitlines()[0]})
-    return rows

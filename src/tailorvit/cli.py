@@ -38,6 +38,10 @@ def _print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=1, default=str))
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def _print_result(work: Callable[[], Any]) -> None:
     """Do the work and print its result; Ctrl-C says how to go on, which typer alone would not."""
     from tailorvit import units
@@ -114,10 +118,10 @@ def space(
     as_json: Json = False,
 ) -> None:
     """Show a space: dimensions, size, costs, and what share fits the limits."""
-    from tailorvit import api, units
+    from tailorvit import lookup, units
 
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
-    facts = api.space_info(name, classes=classes, image_size=image_size, limits=limits)
+    facts = lookup.space_info(name, classes=classes, image_size=image_size, limits=limits)
     if as_json:
         return _print_json(facts)
     typer.echo(f"{name} ({facts['family']}): {facts['count']:.4g} architectures")
@@ -141,9 +145,9 @@ def cost(
     as_json: Json = False,
 ) -> None:
     """Show what an architecture costs: exact parameters and MACs, per part."""
-    from tailorvit import api, units
+    from tailorvit import lookup, units
 
-    facts = api.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch)
+    facts = lookup.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch)
     if as_json:
         return _print_json(facts)
     typer.echo(f"{name}: {facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)")
@@ -167,9 +171,9 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List what there is."""
-    from tailorvit import api
+    from tailorvit import lookup
 
-    rows = api.listing(what)
+    rows = lookup.listing(what)
     if as_json:
         return _print_json(rows)
     width = max((len(r["name"]) for r in rows), default=0)
@@ -179,42 +183,104 @@ def list_(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
+    out: Annotated[Path | None, typer.Option(help="The page's file (default: report.html in the folder).")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write every figure into this folder.")] = None,
+    formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, csv, with commas.")] = "svg,csv",
+) -> None:
     """Write the run's report.html from what its folder holds."""
-    from tailorvit.report import write_report
+    from tailorvit.report import write_report, write_report_figures
 
-    typer.echo(f"Wrote {write_report(folder)}")
+    if figures is not None:  # first: a format nobody knows must stop before anything is written
+        written = write_report_figures(folder, figures, _words(formats))
+        typer.echo(f"Wrote {len(written)} files into {figures}")
+    typer.echo(f"Wrote {write_report(folder, out)}")
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs: methods, seeds, limits.")],
+    out: Annotated[Path | None, typer.Option(help="Also write one page with table and figures, e.g. c.html.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write every figure into this folder.")] = None,
+    formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, csv, with commas.")] = "svg,csv",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Put several runs into one table, with mean and spread over seeds."""
+    from tailorvit.report import compare as compared
+    from tailorvit.report import write_comparison, write_comparison_figures
+
+    comparison = compared(folders)
+    if as_json:
+        _print_json(comparison.to_dict())
+    else:
+        typer.echo(comparison.csv() if as_csv else comparison.text(), nl=not as_csv)
+    if out is not None:
+        typer.echo(f"Wrote {write_comparison(comparison, out)}", err=True)
+    if figures is not None:
+        written = write_comparison_figures(comparison, figures, _words(formats))
+        typer.echo(f"Wrote {len(written)} files into {figures}", err=True)
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, also one under way.")],
+    port: Annotated[int, typer.Option(help="Port on this machine (0: any free one).")] = 0,
+) -> None:
+    """Show the report live in a browser on this machine while the run goes on; reads only."""
+    from tailorvit.report import watch as serve
+
+    note = "" if folder.exists() else "; there is no such folder yet, and the page waits for it"
+    serve(folder, port, lambda url: typer.echo(f"Watching {folder} at {url} (Ctrl-C ends{note})"))
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or of a network.")],
+    to: Annotated[str, typer.Option(help="onnx, torch, safetensors, timm or hf.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write (default: export/FORMAT in the run).")] = None,
+    data: Annotated[str | None, typer.Option(help="Where the run's images lie now, to check on.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Also an int8 network, its accuracy measured (onnx).")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the network found in a format that runs without TailorViT, checked against PyTorch."""
+    from tailorvit.export import export as write
+
+    exported = write(folder, to, out, data=data, int8=int8)
+    if as_json:
+        return _print_json(exported.to_dict())
+    for line in exported.lines():
+        typer.echo(line)
+    return None
 
 
 @app.command()
 def predict(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
-    top: Annotated[int, typer.Option(help="Classes to print an image.")] = 3,
+    source: Annotated[Path, typer.Argument(help="Folder of a finished run or of a network, or an exported .onnx.")],
+    images: Annotated[list[str], typer.Argument(help="Image files, folders, or - for standard input.")],
+    top: Annotated[int, typer.Option(help="Classes to print an image (0: all).")] = 3,
+    form: Annotated[str, typer.Option("--format", help="text, json or csv.")] = "text",
     as_json: Json = False,
 ) -> None:
-    """Say what is on image files, with the network a run found."""
-    from tailorvit.export import load
+    """Say what is on images. An .onnx file needs no PyTorch. Standard input: one image, or paths one a line."""
+    from tailorvit.predict import run_predict
 
-    network = load(folder)
-    rows = [(str(p), dict(list(r.items())[:top])) for p, r in zip(images, network.predict(images))]
-    if as_json:
-        return _print_json([{"file": name, "classes": scores} for name, scores in rows])
-    for name, scores in rows:
-        typer.echo(f"{name}: " + ", ".join(f"{label} {100 * p:.1f} %" for label, p in scores.items()))
-    return None
+    code = run_predict(source, images, "json" if as_json else form, top, sys.stdout)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Say whether this machine has what TailorViT needs."""
-    from tailorvit import api
+    from tailorvit import lookup
 
-    rows = api.doctor()
+    rows = lookup.doctor()
     if as_json:
         return _print_json(rows)
     for row in rows:
-        typer.echo(f"{row['state']:<8} {row['what']:<14} {row['text']}")
+        typer.echo(f"{row['state']:<8} {row['what']:<18} {row['text']}")
     return None
 
 

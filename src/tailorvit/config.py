@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
+from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.costs.limits import Limits
 from tailorvit.errors import TailorError, unknown
 from tailorvit.search import PRESETS, searcher
@@ -88,6 +89,7 @@ class Config:
     s4: S4Settings = field(default_factory=S4Settings)
     search: dict[str, Any] = field(default_factory=lambda: {"name": "evolution"})
     final: FinalSettings = field(default_factory=FinalSettings)
+    analysis: AnalysisSettings = field(default_factory=AnalysisSettings)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:

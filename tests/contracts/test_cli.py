@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tailorvit import cli
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-VERBS = ["run", "resume", "space", "cost", "list", "report", "predict", "doctor"]
+VERBS = ["run", "resume", "space", "cost", "list", "report", "compare", "watch", "export", "predict", "doctor"]
 PLAIN = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
 
 
@@ -209,7 +209,15 @@ def test_doctor(call):
         (["resume", "nowhere"], ["'nowhere' is not a run folder"]),
         (["resume", "."], ["'.' is not a run folder"]),
         (["report", "nowhere"], ["'nowhere' is not a run folder"]),
-        (["predict", "nowhere", "x.png"], ["'nowhere' holds no finished network"]),
+        (["report", "nowhere", "--figures", "figs", "--format", "jpg"], ["'nowhere' is not a run folder"]),
+        (["compare", "nowhere"], ["'nowhere' is not a run folder"]),
+        (["watch", ".", "--port", "70000"], ["from 0 (any free one) to 65535, not 70000"]),
+        (["export", "nowhere", "--to", "onnx"], ["There is no folder 'nowhere'"]),
+        (["export", ".", "--to", "onx"], ["Unknown export format 'onx'", "Did you mean 'onnx'?"]),
+        (["export", ".", "--to", "timm", "--int8"], ["int8 and opset belong to the format onnx"]),
+        (["predict", "nowhere", "x.png"], ["There is no folder 'nowhere'"]),
+        (["predict", ".", "x.png", "--format", "xml"], ["Unknown output format 'xml'", "csv, json, text"]),
+        (["predict", ".", "x.png", "--top", "-1"], ["must be 0 (all) or more, not -1"]),
     ],
     ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None,
 )

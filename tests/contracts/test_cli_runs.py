@@ -133,7 +133,7 @@ def test_weights_of_another_network(call, finished, photos, tmp_path):
     shutil.copytree(finished / "network", tmp_path / "network")
     path = tmp_path / "network" / "network.json"
     card = json.loads(path.read_text())
-    card["arch"] |= {"embed": 64}
+    card["plain"]["settings"] |= {"embed": 64}
     path.write_text(json.dumps(card))
     refused(call("predict", tmp_path, photos / "cat" / "00.png"), "do not belong to the architecture")
     (tmp_path / "network" / "network.safetensors").write_bytes(b"nothing")

@@ -56,6 +56,7 @@ def child(job: dict) -> int:
     from tailorvit import api
 
     arm(job.get("moment"), Path(job["log"]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     try:
         getattr(api, job["verb"])(*job.get("args", []), progress="quiet", **job.get("options", {}))
     except KeyboardInterrupt:

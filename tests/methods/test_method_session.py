@@ -272,3 +272,30 @@ def test_extract_and_finetune(sessions):
     start = weights(inherited)
     tuned = one.plain(SPACE.smallest(), one.config.final.train, "final", inherited)
     assert tuned is inherited and not same(weights(tuned), start)
+
+
+def test_the_spread_of_a_space_is_drawn_once_and_is_no_part_of_the_search(sessions, no_training):
+    first = sessions(analysis={"samples": 6})
+    net = first.supernet(SPACE, 0)
+    net.spread(0)
+    rows = first.run.trials("edf-0")
+    assert len({r["arch"] for r in rows}) == 6 and all(SPACE.contains(r["arch"]) for r in rows)
+    assert {r["source"] for r in rows} == {"sample"} and first.run.seconds()["edf-0"] > 0
+    no_training()
+    again = sessions(analysis={"samples": 6})
+    again.supernet(SPACE, 0).spread(0)  # a stored answer needs no supernet
+    assert again.run.trials("edf-0") == rows
+
+
+def test_no_spread_when_switched_off(sessions, no_training):
+    no_training()
+    session = sessions(analysis={"samples": 0})
+    session.supernet(SPACE, 0).spread(0)
+    assert session.run.trials() == []
+
+
+def test_sampling_a_nearly_exhausted_space_ends():
+    none = session_module.sample(SPACE, 0, generator(0))
+    small = SPACE.pin("depth", 1).pin("embed", 16)
+    drawn = session_module.sample(small, 500, generator(0))
+    assert none == [] and len(drawn) == len(set(drawn)) <= min(500, small.count())

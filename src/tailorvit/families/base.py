@@ -38,6 +38,28 @@ class Elastic(Protocol):
         """Per parameter name, the prefix an architecture uses; parameters of skipped blocks are absent."""
 
 
+@dataclass(frozen=True, eq=False)  # tensors have no single truth to compare
+class Maps:
+    """The attention of one layer: groups of queries, each with its own keys (one group unless windows cut the grid).
+
+    Places are (row, column) in patches of this layer's grid, fractions where keys are pooled; what lies outside the
+    grid is padding. Class tokens are left out and the remaining keys rescaled, so that a query's weights sum to 1, or
+    to 0 where it looked at nothing else. Masked keys have weight 0. A block whose heads see different keys gives
+    several records.
+    """
+
+    name: str  # as a reader should see it: "block 3", "stage 2, block 1"
+    stage: int | None
+    block: int
+    grid: tuple[int, int]  # patches down and across
+    heads: int
+    queries: Tensor  # (groups, Q, 2)
+    keys: Tensor  # (groups, K, 2)
+    # (B, groups, heads, Q, K), made when asked: passing by a layer that is too large costs nothing.
+    weights: Callable[[], Tensor]
+    cover: tuple[float, float] = (1.0, 1.0)  # patches one key stands for, down and across
+
+
 @dataclass(frozen=True)
 class Family:
     """The entry record of a family."""
@@ -57,4 +79,6 @@ class Family:
     archs: Mapping[str, Named]
     auto: Callable[[Mapping[str, Any]], Iterator[Space]]  # spaces of the usual shape, from small to large
     baseline: Callable[[Mapping[str, Any]], Iterator[Arch]]  # hand-designed networks, from small to large
+    outline: Callable[[Any, Arch], list[dict[str, Any]]]  # (frame, arch) -> one row per block, as result.json keeps it
     readings: Mapping[str, Callable[[Any, Arch], int]] = field(default_factory=dict)  # other counts, by name
+    attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)

@@ -21,6 +21,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer
 from tailorvit.families.vit_named import ARCHS, SPACES, auto_space, baseline, vit_arch
 from tailorvit.families.vit_readings import READINGS
+from tailorvit.families.vit_views import attention
 from tailorvit.plain.relative import Execution, Places, fused_width, table_rows
 from tailorvit.plain.vit import Frame, PlainViT, initialise
 from tailorvit.space import Space
@@ -267,6 +268,29 @@ def layers(frame: Frame, segment: Any, relative: str = "factored") -> list[Layer
     ]
 
 
+def outline(frame: Frame, arch: Arch) -> list[dict[str, Any]]:
+    """Shape and cost of every block."""
+    rows, embed = [], int(arch.one("embed"))
+    for i, (heads, ratio) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True), 1):
+        parts = layers(frame, (embed, heads, ratio))
+        rows.append(
+            {
+                "stage": None,
+                "block": i,
+                "tokens": frame.tokens,
+                "embed": embed,
+                "heads": int(heads),
+                "qkv": int(heads) * frame.head_dim,
+                "mlp": ratio,
+                "hidden": int(embed * ratio),
+                "window": None,
+                "params": sum(p.params for p in parts),
+                "macs": sum(p.macs for p in parts),
+            }
+        )
+    return rows
+
+
 # -- entry record -----------------------------------------------------------------------------------------------------
 
 
@@ -314,5 +338,7 @@ VIT = Family(
     archs=ARCHS,
     auto=auto_space,
     baseline=baseline,
+    outline=outline,
+    attention=attention,
     readings={**{f"macs_{r}": _counted(r) for r in ("none", "factored", "dense", "fused")}, **READINGS},
 )

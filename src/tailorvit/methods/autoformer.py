@@ -14,5 +14,6 @@ def autoformer(session: Session) -> dict[str, Any]:
     RunBook(session).space(0, session.space, False)
     net = session.supernet(session.space, 0)
     net.model()  # trained here, so that its time is not counted as the search's
+    net.spread(0)
     trials = session.search(session.space, lambda candidates, generation: net.score("search", candidates, generation))
     return finish(session, trials, net)

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from tailorvit.analysis import analyse
 from tailorvit.arch import Arch
+from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
 from tailorvit.methods.plan import hand_designed
 from tailorvit.methods.session import Session, Supernet
@@ -35,6 +37,7 @@ def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> d
         text = f"{len(late)} unreadable test image(s) were skipped, the first: {late[0][0]}."
         session.tell("skipped", text, files=[{"path": path, "reason": why} for path, why in late])
     test = session.batches("test")
+    tested = [accuracy(each, test, session.device) for _, _, each in scored]  # after the choice, which it cannot touch
     costs = session.meter.costs(chosen.arch)
     result = {
         "method": session.config.method,
@@ -43,11 +46,16 @@ def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> d
         "limits": session.limits.to_dict(),
         "search_accuracy": chosen.accuracy,
         "final_search_accuracy": after,
-        "test_accuracy": accuracy(model, test, session.device),
+        "test_accuracy": next(figure for row, figure in zip(scored, tested) if row[2] is model),
+        "candidates": [
+            _candidate(session, t, after_it, figure, each is model)
+            for (after_it, t, each), figure in zip(scored, tested)
+        ],
         "baseline": _rival(session, rival_arch, rival, test),
         "final": session.config.final.how if net is not None else "retrain",
         "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.fixed},
         "parts": [row._asdict() for row in session.meter.counter.parts(chosen.arch)],
+        "blocks": session.family.outline(session.meter.counter.frame, chosen.arch),
         "spaces": _path(session),
         "front": _front(session, trials),
         "trials": len(session.run.trials()),
@@ -57,7 +65,32 @@ def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> d
     facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
     card = Card(chosen.arch, dict(session.space.fixed), session.data.classes, session.data.preprocessing, facts)
     save_network(session.run.folder / "network", model, card)
+    _analyse(session, model)
     return {**result, "seconds": session.run.seconds()}
+
+
+def _candidate(session: Session, trial: Trial, after: float, test: float, chosen: bool) -> dict[str, Any]:
+    params, macs = session.meter.counter.both(trial.arch)
+    return {
+        "arch": trial.arch.to_dict(),
+        "params": params,
+        "macs": macs,
+        "search_accuracy": trial.accuracy,
+        "final_search_accuracy": after,
+        "test_accuracy": test,
+        "chosen": chosen,
+    }
+
+
+def _analyse(session: Session, model: nn.Module) -> None:
+    """What the report shows of the network. A picture that fails must not cost a run its result."""
+    settings, batch = session.config.analysis, session.config.evaluate.batch
+    with session.timed("analysis"):
+        try:
+            views = analyse(session.family, model, session.data, session.device, settings, batch)
+            session.run.write_json("analysis", views)
+        except (TailorError, RuntimeError, OSError, ValueError) as error:
+            session.tell("warning", f"analysis: the report will lack its views of the network ({error})")
 
 
 def _network(session: Session, arch: Arch, net: Supernet | None, stage: str) -> nn.Module:

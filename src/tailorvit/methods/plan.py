@@ -224,6 +224,7 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
         {
             "train": TINY_TRAIN,
             "final": {"train": TINY_TRAIN, "candidates": 1},
+            "analysis": {"samples": 4, "images": 2, "mistakes": 4},
             "s4": {"pairs": 4, "iterations": min(config.s4.iterations, 2)},
             "device": "cpu",
         },

@@ -46,11 +46,14 @@ def s4(session: Session) -> dict[str, Any]:
         return nets[t]
 
     def evaluator(space: Space, t: int) -> Accuracies:
-        return net_at(space, t).accuracies(f"slopes-{t}")
+        net = net_at(space, t)
+        net.spread(t)
+        return net.accuracies(f"slopes-{t}")
 
     space, t, _ = seek(session.space, session.meter, evaluator, settings, session.seed, RunBook(session))
     session.meter.require_feasible(space)
     net = net_at(space, t)
     net.model()  # trained here, so that its time is not counted as the search's
+    net.spread(t)
     trials = session.search(space, lambda candidates, generation: net.score("search", candidates, generation))
     return finish(session, trials, net)

@@ -24,7 +24,7 @@ from tailorvit.data import Data
 from tailorvit.errors import TailorError
 from tailorvit.families import family
 from tailorvit.progress import Progress
-from tailorvit.rng import derive, seed_everything
+from tailorvit.rng import derive, generator, seed_everything
 from tailorvit.runs import Run
 from tailorvit.search import Candidate, Trial, run_search, searcher
 from tailorvit.search.base import Evaluate
@@ -241,6 +241,15 @@ class Supernet:
             session.progress.step(stage, i + len(group), len(todo), {})
         return [session.trial(c, float(known[c.arch] or 0.0), generation) for c in candidates]
 
+    def spread(self, t: int) -> None:
+        """Evaluate members drawn at random: the error distribution of the space, for the report."""
+        stage, count = f"edf-{t}", self.session.config.analysis.samples
+        drawn = sample(self.space, count, generator(self.session.seed, stage))
+        if any(self.session.run.accuracy(stage, arch) is None for arch in drawn):
+            self._ready()  # trained here, so that its time is not counted as this stage's
+            with self.session.timed(stage):
+                self.score(stage, [Candidate(arch, "sample") for arch in drawn])
+
     def accuracies(self, stage: str) -> Accuracies:
         """Accuracies of pairs, for slopes."""
 
@@ -250,6 +259,16 @@ class Supernet:
                 return [t.accuracy for t in self.score(stage, [Candidate(a, "pair") for a in archs])]
 
         return ask
+
+
+def sample(space: Space, count: int, rng: Any) -> list[Arch]:
+    """Different members of a space, drawn evenly; fewer where the space is nearly exhausted."""
+    drawn: dict[Arch, None] = {}
+    for _ in range(4 * count):
+        if len(drawn) == count:
+            break
+        drawn[space.sample(rng)] = None
+    return list(drawn)
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -155,6 +155,7 @@ class PlainViT(nn.Module):
     ) -> None:
         super().__init__()
         self.frame, depth = frame, len(heads)
+        self.widths: dict[str, Any] = {"embed": embed, "heads": list(heads), "mlp": list(mlp)}
         rates = (
             [drop_path * i / max(depth - 1, 1) for i in range(depth)]
             if isinstance(drop_path, int | float)
@@ -168,28 +169,101 @@ class PlainViT(nn.Module):
             Block(frame, places, embed, h, m, r, execution) for h, m, r in zip(heads, mlp, rates, strict=True)
         )
         self.norm = nn.LayerNorm(embed, frame.eps)
-        self.head = nn.Linear(embed, frame.classes)
+        self.head: nn.Module = nn.Linear(embed, frame.classes) if frame.classes else nn.Identity()
         initialise(self, embed)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Normalised tokens (B, N, embed), class token first."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
+        return {**self.frame.to_dict(), **self.widths}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainViT:
+        """The network of these settings, freshly initialised."""
+        fixed = {k: v for k, v in settings.items() if k not in ("embed", "heads", "mlp")}
+        frame = Frame(**{**fixed, "image_size": tuple(fixed["image_size"])})
+        return cls(frame, settings["embed"], settings["heads"], settings["mlp"], drop_path)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes told apart; 0 without a head."""
+        return self.frame.classes
+
+    @property
+    def num_features(self) -> int:
+        """Channels that reach the head."""
+        return self.norm.normalized_shape[0]
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """Per block: its name, channels and pixels a side of one position."""
+        row = {"num_chs": self.num_features, "reduction": self.frame.patch}
+        return [{"module": f"blocks.{i}", **row} for i in range(len(self.blocks))]
+
+    def _tokens(self, x: Tensor) -> Tensor:
         x = self.patch_embed(x)
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
-        if self.pos_embed is not None:
-            x = x + self.pos_embed
+        return x if self.pos_embed is None else x + self.pos_embed
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Normalised tokens (B, N, embed), class token first."""
+        x = self._tokens(x)
         for block in self.blocks:
             x = block(x)
         out: Tensor = self.norm(x)
         return out
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes)."""
-        tokens = self.features(x)
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """What leaves the chosen blocks (all; the last n; by number), as maps (NCHW) or patch tokens (NLC).
+
+        Unless only these are wanted, :meth:`forward_features` comes first; arguments and order as in timm.
+        """
+        depth = len(self.blocks)
+        chosen = range(depth) if indices is None else range(depth)[-indices:] if isinstance(indices, int) else indices
+        wanted = [range(depth)[i] for i in chosen]
+        x, found = self._tokens(x), {}
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            if i in wanted:
+                patches = (self.norm(x) if norm else x)[:, 1:]
+                maps = output_fmt == "NCHW"
+                found[i] = patches.transpose(1, 2).unflatten(-1, self.frame.grid) if maps else patches
+        kept = [found[i] for i in wanted]
+        return kept if intermediates_only else (self.norm(x), kept)
+
+    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of :meth:`forward_features`' tokens, or what the head would see."""
         pooled = tokens[:, 1:].mean(1) if self.frame.pool == "gap" else tokens[:, 0]
-        out: Tensor = self.head(pooled)
+        out: Tensor = pooled if pre_logits else self.head(pooled)
         return out
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        return self.forward_head(self.forward_features(x))
 
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head for other classes, 0 for none; the pooling as timm names it (avg or token), or as it was."""
+        pool = self.frame.pool if global_pool is None else POOLS[global_pool]
+        self.frame = replace(self.frame, classes=num_classes, pool=pool)
+        self.head = nn.Identity()
+        if num_classes:
+            self.head = nn.Linear(self.num_features, num_classes).to(self.cls_token)
+            nn.init.trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+
+POOLS: dict[str, Literal["gap", "cls"]] = {"avg": "gap", "token": "cls"}  # timm's words for ours
 NARROW = 128  # channels; the papers' networks are all wider
 
 

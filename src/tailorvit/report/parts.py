@@ -1,46 +1,22 @@
-"""Building blocks of the page: escaping, tables, numbers in words, and the style sheet."""
+"""Building blocks of the page: escaping, tables, folds, numbers in words, and the style sheet."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
+from importlib import resources
 from typing import Any
 
 from tailorvit import units
-from tailorvit.report.facts import real, table
+from tailorvit.report.records import real, table
 
-STYLE = """
-:root{--paper:#fdfdfb;--ink:#20242a;--soft:#5d6670;--rule:#d9dcdf;--box:#f2f3f0;
---c0:#2a6fb0;--c1:#c2571a;--c2:#23804f;--c3:#a8327e;--c4:#6a4bc0;--c5:#6f7b86}
-@media (prefers-color-scheme:dark){:root{--paper:#15181c;--ink:#e4e6e8;--soft:#9aa4ae;--rule:#363c43;--box:#1e2227;
---c0:#6db1ee;--c1:#f09a5c;--c2:#62c992;--c3:#e480c0;--c4:#a994f2;--c5:#a3afba}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:1rem;max-width:54rem;background:var(--paper);color:var(--ink);
-font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-h1{font-size:1.5rem;margin:.5rem 0}
-h2{font-size:1.2rem;margin:2.2rem 0 .6rem;border-top:1px solid var(--rule);padding-top:.8rem}
-h3{font-size:1rem;margin:1.2rem 0 .4rem}
-.soft{color:var(--soft)}.note{background:var(--box);padding:.6rem .9rem;border-left:3px solid var(--c1)}
-.note p,.note ul{margin:.2rem 0}.wide{overflow-x:auto}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .7rem .25rem 0;text-align:left;border-bottom:1px solid var(--rule);
-vertical-align:top;overflow-wrap:normal}
-td.n,th.n{text-align:right}
-td i{display:inline-block;height:.6rem;background:var(--c0);margin-right:.4rem;opacity:.7}
-pre{background:var(--box);padding:.7rem;overflow-x:auto;font-size:.85rem;white-space:pre-wrap}
-summary{cursor:pointer;color:var(--soft)}
-svg{width:100%;max-width:40rem;height:auto;display:block;font:11px system-ui,sans-serif}
-svg text{fill:var(--soft)}svg .strong{fill:var(--ink);font-weight:600}
-.small{display:grid;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr));gap:.6rem}
-.grid{stroke:var(--rule);stroke-width:.7}.axis{stroke:var(--soft);fill:none}
-.line{fill:none;stroke:var(--c);stroke-width:1.8}.dot{fill:var(--c);fill-opacity:.55}
-.ring{fill:none;stroke:var(--c);stroke-width:2}.bar{fill:var(--c);fill-opacity:.75}
-.span{stroke:var(--c);stroke-width:9;stroke-linecap:round;stroke-opacity:.35}.whisker{stroke:var(--ink);fill:none}
-.c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--c5)}
-.legend{margin:.2rem 0 1rem;font-size:.85rem}
-.key{margin-right:1rem;white-space:nowrap}.key::before{content:"";display:inline-block;width:.8rem;height:.3rem;
-background:var(--c);margin-right:.35rem;vertical-align:middle}
-"""
+STYLE = resources.files("tailorvit.report").joinpath("style.css").read_text("utf-8")
+# Control characters break XML; bidirectional controls in a file name would turn the words around it.
+_STRANGE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff\ud800-\udfff]")
+NAME = 160  # characters of a name worth showing
+_CELL = 2000  # characters of any text in a table
 
 
 class Html(str):
@@ -49,21 +25,74 @@ class Html(str):
     __slots__ = ()
 
 
-def cell(value: Any) -> str:
+def tidy(text: str) -> str:
+    """Text without characters that break XML or act on their surroundings."""
+    return _STRANGE.sub("\ufffd", text)
+
+
+def clean(value: Any, most: int = NAME) -> str:
+    """Any value as plain text of bounded length, without characters that act on their surroundings."""
+    try:
+        words = str(value)
+    except ValueError:  # an integer with more digits than Python prints
+        words = "a number too long to print"
+    words = words if len(words) <= most else f"{words[: most - 1]}…"
+    return tidy(words)
+
+
+def cell(value: Any, most: int = _CELL) -> str:
     """A value as safe text; None as a dash."""
-    return value if isinstance(value, Html) else "–" if value is None else escape(str(value))
+    return value if isinstance(value, Html) else "–" if value is None else escape(clean(value, most))
 
 
-def grid(head: Sequence[str], body: Sequence[Sequence[Any]], numbers: int = 0) -> str:
-    """A table; the last ``numbers`` columns are set to the right."""
+def whole_text(value: str) -> str:
+    """A text shown in full, such as a recipe."""
+    return escape(tidy(value))
+
+
+def none(what: str) -> str:
+    """A soft sentence in place of something that is not there."""
+    return f'<p class="soft">{cell(what)}</p>'
+
+
+def fold(summary: str, inner: str) -> str:
+    """Something to open."""
+    return f"<details><summary>{cell(summary)}</summary>{inner}</details>\n"
+
+
+def cards(items: Sequence[tuple[str | None, str]]) -> str:
+    """Headline numbers, each with what it is; those not known are left out."""
+    each = (f'<div class="card"><b>{cell(b)}</b><span>{cell(s)}</span></div>' for b, s in items if b is not None)
+    return f'<div class="cards">{"".join(each)}</div>'
+
+
+def data_block(key: str, data: Any) -> str:
+    """Data for the page's script: inert JSON that no name in it can close."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return f'<script type="application/json" id="{escape(key)}">{safe}</script>'
+
+
+def grid(
+    head: Sequence[str], body: Sequence[Sequence[Any]], numbers: int = 0, keys: Sequence[Sequence[Any]] | None = None
+) -> str:
+    """A table; the last ``numbers`` columns are set to the right. ``keys`` are what the script sorts the cells by."""
     first = len(head) - numbers
 
-    def row(values: Sequence[Any], tag: str) -> str:
-        kinds = [' class="n"' if i >= first else "" for i in range(len(values))]
-        return "".join(f"<{tag}{k}>{cell(v)}</{tag}>" for k, v in zip(kinds, values, strict=True))
+    def row(values: Sequence[Any], tag: str, by: Sequence[Any] | None = None) -> str:
+        parts = []
+        for i, value in enumerate(values):
+            kind = ' class="n"' if i >= first else ""
+            order = f' data-v="{cell(by[i], NAME)}"' if by is not None and by[i] is not None else ""
+            parts.append(f"<{tag}{kind}{order}>{cell(value)}</{tag}>")
+        return "".join(parts)
 
-    lines = "".join(f"<tr>{row(values, 'td')}</tr>\n" for values in body)
-    return f'<div class="wide"><table><tr>{row(head, "th")}</tr>\n{lines}</table></div>'
+    lines = "".join(
+        f"<tr>{row(values, 'td', keys[i] if keys is not None else None)}</tr>\n" for i, values in enumerate(body)
+    )
+    style = ' class="sortable"' if keys is not None else ""
+    top = row(head, "th")
+    return f'<div class="wide"><table{style}><thead><tr>{top}</tr></thead>\n<tbody>{lines}</tbody></table></div>'
 
 
 def size(value: Any, metric: str = "params") -> str | None:
@@ -96,14 +125,22 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {int(seconds % 60)} s" if minutes < 60 else f"{hours} h {minutes % 60} min"
 
 
+def metric_name(metric: str) -> str:
+    """A cost by the name people use."""
+    return {"macs": "MACs", "params": "parameters"}.get(metric, metric)
+
+
 def limits_in_words(limits: Any) -> str:
-    """``params at most 8M, latency at most 12 ms``."""
+    """``at least 7M and at most 8M parameters, latency at most 12 ms``."""
     words = []
     for metric, bounds in table(limits).items():
-        name = "MACs" if metric == "macs" else str(metric)
-        for side, phrase in (("min", "at least"), ("max", "at most")):
-            bound = size(table(bounds).get(side), str(metric))
-            words += [f"{name} {phrase} {bound}"] if bound else []
+        sides = [
+            f"{phrase} {bound}"
+            for side, phrase in (("min", "at least"), ("max", "at most"))
+            if (bound := size(table(bounds).get(side), str(metric)))
+        ]
+        both, name = " and ".join(sides), metric_name(str(metric))
+        words += [f"{both} {name}" if metric in ("params", "macs") else f"{name} {both}"] if sides else []
     return ", ".join(words)
 
 
@@ -111,3 +148,8 @@ def arch_in_words(arch: Mapping[str, Any]) -> str:
     """One line per architecture: ``depth 2, embed 64, heads 2 3, mlp 3.5 4``."""
     genes = {k: v for k, v in arch.items() if k != "family"}
     return ", ".join(f"{k} {' '.join(map(str, v)) if isinstance(v, list) else v}" for k, v in genes.items())
+
+
+def slug(words: str) -> str:
+    """Letters, digits and hyphens of a name, for the key of a figure."""
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40] or "x"

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.errors import TailorError
-from tailorvit.families import family
+from tailorvit.errors import TailorError, unknown
+from tailorvit.plain import PLAIN
 
 FORMAT = 1
+WEIGHTS = ("network.safetensors", "model.safetensors")  # a run's own name, and the one timm and Hugging Face look for
+PREFIX = "network."  # before every name in a Hugging Face folder, whose model holds ours
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Card:
             "arch": self.arch.to_dict(),
             "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in self.fixed.items()},
             "classes": list(self.classes),
-            "preprocessing": dict(self.preprocessing),
+            "preprocessing": {**self.preprocessing, "interpolation": "bicubic"},  # the only one there is
             "facts": dict(self.facts),
         }
 
@@ -46,6 +48,12 @@ class Card:
         fixed = {k: tuple(v) if isinstance(v, list) else v for k, v in data["fixed"].items()}
         arch = Arch.from_dict(data["arch"])
         return cls(arch, fixed, tuple(data["classes"]), data["preprocessing"], data.get("facts", {}))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        high, wide = self.preprocessing["image_size"]
+        return int(self.preprocessing["channels"]), int(high), int(wide)
 
 
 class Network(nn.Module):
@@ -74,36 +82,65 @@ class Network(nn.Module):
         return rows
 
 
-def save_network(folder: Path, model: nn.Module, card: Card) -> None:
-    """Write ``network.safetensors`` and ``network.json``, each whole or not at all."""
+def document(model: nn.Module, card: Card) -> dict[str, Any]:
+    """What network.json holds: the card, and the plain network's settings, which alone rebuild it."""
+    return {**card.to_dict(), "plain": {"family": card.arch.family, "settings": model.settings}}
+
+
+def weights(model: nn.Module, prefix: str = "") -> bytes:
+    """The weights as the bytes of a safetensors file."""
     from safetensors.torch import save
 
+    state = {prefix + k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    return save(state, {"format": "pt"})
+
+
+def save_network(folder: Path, model: nn.Module, card: Card) -> None:
+    """Write ``network.safetensors`` and ``network.json``, each whole or not at all."""
     from tailorvit.runs.atomic import write_bytes
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-    write_bytes(folder / "network.safetensors", save(state))
-    write_bytes(folder / "network.json", json.dumps(card.to_dict(), indent=1).encode())
+    write_bytes(folder / "network.safetensors", weights(model))
+    write_bytes(folder / "network.json", json.dumps(document(model, card), indent=1).encode())
 
 
-def load(folder: str | Path) -> Network:
-    """The network of a run folder, or of a folder that holds ``network.json`` and ``network.safetensors``."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def network_folder(folder: str | Path) -> Path:
+    """Where network.json lies: the folder itself, or ``network`` inside a run folder."""
     place = Path(folder)
+    if not place.exists():
+        raise TailorError(f"There is no folder '{folder}'; give a run folder or one that holds network.json.")
     place = place if (place / "network.json").is_file() else place / "network"
     if not (place / "network.json").is_file():
         raise TailorError(f"'{folder}' holds no finished network (no network.json); is the run finished?")
+    return place
+
+
+def load(folder: str | Path) -> Network:
+    """The network of a run folder, or of a folder that holds ``network.json`` and its weights."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    place = network_folder(folder)
     try:
-        card = Card.from_dict(json.loads((place / "network.json").read_text(encoding="utf-8")))
-        state = load_file(place / "network.safetensors")
+        data = json.loads((place / "network.json").read_text(encoding="utf-8"))
+        card = Card.from_dict(data)
+        state = load_file(next((place / n for n in WEIGHTS if (place / n).is_file()), place / WEIGHTS[0]))
+        model = _rebuilt(data.get("plain"), card)
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TailorError(f"The network in '{folder}' cannot be read: {error}.") from None
-    record = family(card.arch.family)
-    model = record.build(record.frame(card.fixed), card.arch)
     try:
-        model.load_state_dict(state)
+        model.load_state_dict({k.removeprefix(PREFIX): v for k, v in state.items()})
     except RuntimeError:
         raise TailorError(f"The weights in '{place}' do not belong to the architecture in network.json.") from None
     return Network(model.eval(), card)
+
+
+def _rebuilt(plain: Mapping[str, Any] | None, card: Card) -> nn.Module:
+    if plain is None:  # written before networks stated their settings: the family works them out
+        from tailorvit.families import family
+
+        record = family(card.arch.family)
+        return record.build(record.frame(card.fixed), card.arch)
+    if plain["family"] not in PLAIN:
+        raise unknown("family", plain["family"], PLAIN)
+    return PLAIN[plain["family"]].from_settings(plain["settings"])

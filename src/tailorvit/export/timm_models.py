@@ -1,0 +1,61 @@
+"""timm's entry point 'tailorvit': any of our plain networks, built from the settings in a folder's config.json.
+
+Importing this module registers it. It is also bundled into the standalone file of an exported folder, so it may import
+from tailorvit only what a bundle can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from timm.models import build_model_with_cfg, register_model
+from torch import Tensor, nn
+
+from tailorvit.plain import PLAIN
+
+
+def plain_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The weights under the plain network's own names; a Hugging Face folder puts 'network.' before them."""
+    return {name.removeprefix("network."): tensor for name, tensor in state.items()}
+
+
+def build_network(
+    family: str = "vit",
+    settings: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    global_pool: str | None = None,
+    drop_path_rate: float = 0.0,
+) -> nn.Module:
+    """The plain network of the settings, with timm's usual changes: classes, channels, pooling, stochastic depth."""
+    if settings is None:
+        raise ValueError("'tailorvit' needs the settings of a network: timm.create_model('local-dir:FOLDER').")
+    changed = dict(settings)
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    if size is not None and list(size) != list(settings["image_size"]):
+        raise ValueError(f"This network takes images of {settings['image_size']}, not {list(size)}.")
+    if in_chans is not None:
+        changed["channels"] = in_chans
+    model = PLAIN[family].from_settings(changed, drop_path_rate)
+    pool = global_pool if global_pool in ("avg", "token") else None
+    if num_classes not in (None, model.num_classes) or pool is not None:
+        model.reset_classifier(model.num_classes if num_classes is None else num_classes, pool)
+    return model
+
+
+@register_model
+def tailorvit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """A network found by TailorViT; its settings come with the folder it is opened from."""
+    depth = len((kwargs.get("settings") or {}).get("heads", [1]))
+    last = kwargs.pop("out_indices", min(3, depth))
+    found: nn.Module = build_model_with_cfg(
+        build_network,
+        "tailorvit",
+        pretrained,
+        pretrained_filter_fn=plain_state,
+        feature_cfg={"out_indices": last, "feature_cls": "getter"},
+        **kwargs,
+    )
+    return found

@@ -1,0 +1,205 @@
+"""Looking things up: what an architecture costs, what a space holds, what there is, what this machine offers."""
+
+from __future__ import annotations
+
+import json
+import platform
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tailorvit import __version__, units
+from tailorvit.config import recipe_names
+from tailorvit.costs import Counter, Limits, Meter
+from tailorvit.errors import TailorError, unknown
+from tailorvit.families import FAMILIES, family, named_arch, named_space, with_fixed
+from tailorvit.methods import METHODS
+from tailorvit.rng import generator
+from tailorvit.space import Space
+
+
+def cost(
+    name: str, *, classes: int | None = None, image_size: int | None = None, measure: bool = False, batch: int = 1
+) -> dict[str, Any]:
+    """Exact parameters and MACs of a named architecture or an ARCH.json, per part; latency and memory on request."""
+    path = Path(name)
+    fixed: dict[str, Any] = {}
+    if path.suffix == ".json" or path.is_file():
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise TailorError(f"There is no architecture file '{name}'.") from None
+        except (OSError, ValueError) as error:
+            raise TailorError(f"'{name}' is not readable JSON: {error}.") from None
+        if not isinstance(data, dict):
+            raise TailorError(f"'{name}' must hold one architecture as a JSON object.")
+        genes = data["arch"] if isinstance(data.get("arch"), dict) else {k: v for k, v in data.items() if k != "fixed"}
+        if not isinstance(data.get("fixed", {}), dict):
+            raise TailorError(f"'fixed' in '{name}' must be an object of shared settings, not {data['fixed']!r}.")
+        fixed = dict(data.get("fixed", {}))
+        arch = family(str(genes.get("family", "vit"))).arch(genes)
+    else:
+        named = named_arch(name)
+        arch, fixed = named.arch, dict(named.fixed)
+    fixed.update({k: v for k, v in (("classes", classes), ("image_size", image_size)) if v is not None})
+    counter = Counter(arch.family, fixed)
+    params, macs = counter.both(arch)
+    frame = counter.frame.to_dict()
+    answer = {
+        "name": name,
+        "arch": arch.to_dict(),
+        "fixed": frame,
+        "params": params,
+        "macs": macs,
+        "flops": 2 * macs,
+        "parts": [row._asdict() for row in counter.parts(arch)],
+        "readings": counter.readings(arch),
+    }
+    if measure:
+        if batch < 1:
+            raise TailorError(f"The batch to measure must be at least 1, not {batch}.")
+        from tailorvit.costs import measure_latency, measure_memory
+
+        shape = (int(frame["channels"]), *frame["image_size"])
+        model = counter.family.build(counter.frame, arch)
+        answer["latency"] = measure_latency(model, shape, batch).to_dict()
+        answer["memory"] = measure_memory(model, shape, batch)
+    return answer
+
+
+def space_info(
+    name: str,
+    *,
+    classes: int | None = None,
+    image_size: int | None = None,
+    limits: Mapping[str, str | float | None] | None = None,
+    samples: int = 2000,
+) -> dict[str, Any]:
+    """Dimensions, number of architectures, smallest, typical and largest cost, and the share within the limits."""
+    if name.endswith(".toml"):
+        try:
+            data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise TailorError(f"Cannot read the space file '{name}': {error}.") from None
+        space = Space.from_dict(data.get("space", data))
+        family(space.family)
+        space = with_fixed(space, classes=classes, image_size=image_size)
+    else:
+        space = named_space(name, classes=classes, image_size=image_size)
+    meter = Meter.for_space(space, Limits.of(**(limits or {})))
+    rng = generator(0, "typical")
+    drawn = [space.sample(rng) for _ in range(samples)]
+    middle = sorted(drawn, key=meter.counter.params)[samples // 2]
+
+    def sized(arch: Any) -> dict[str, Any]:
+        params, macs = meter.counter.both(arch)
+        return {"params": params, "macs": macs, "arch": arch.to_dict()}
+
+    return {
+        "name": name,
+        "family": space.family,
+        "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in space.fixed},
+        "dims": {d.key: d.to_dict() for d in space.dims},
+        "count": space.count(),
+        "smallest": sized(space.smallest()),
+        "typical": sized(middle),
+        "largest": sized(space.largest()),
+        "limits": meter.limits.to_dict(),
+        "fits": sum(map(meter.fits, drawn)) / samples,
+        "samples": samples,
+    }
+
+
+def listing(what: str) -> list[dict[str, Any]]:
+    """Rows of one table: families, spaces, archs, methods, recipes or searchers."""
+    from tailorvit.search import SEARCHERS
+
+    tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "families": lambda: [{"name": f.name, "summary": f.summary, "paper": f.paper} for f in FAMILIES.values()],
+        "spaces": lambda: [
+            {"name": n, "family": f.name, "summary": _space_line(s)}
+            for f in FAMILIES.values()
+            for n, s in f.spaces.items()
+        ],
+        "archs": lambda: [
+            {"name": n, "family": f.name, "summary": a.source, "params": Counter(f.name, a.fixed).params(a.arch)}
+            for f in FAMILIES.values()
+            for n, a in f.archs.items()
+        ],
+        "methods": lambda: [{"name": m.name, "summary": m.summary} for m in METHODS.values()],
+        "searchers": lambda: [{"name": s.name, "summary": s.summary} for s in SEARCHERS.values()],
+        "recipes": lambda: [{"name": n, "summary": _recipe_line(n)} for n in recipe_names()],
+    }
+    if what not in tables:
+        raise unknown("list", what, tables)
+    return tables[what]()
+
+
+def _space_line(space: Space) -> str:
+    return "; ".join(f"{d.key} {', '.join(map(str, d.choices))}" for d in space.dims)
+
+
+def _recipe_line(name: str) -> str:
+    from importlib import resources
+
+    text = (resources.files("tailorvit.recipes") / f"{name}.toml").read_text(encoding="utf-8")
+    return text.splitlines()[0].lstrip("# ").strip()
+
+
+# What each extra of pyproject.toml brings, for people who wonder why an export or a figure is refused.
+EXTRAS = {
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "figures": ("resvg-py",),
+    "front": ("pymoo",),
+    "hf": ("transformers",),
+    "tensorboard": ("tensorboard",),
+}
+
+
+def version(package: str) -> str:
+    """An installed package's version, or absent."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return __version__ if package == "tailorvit" else "absent"  # run from source, not installed
+
+
+def versions() -> dict[str, str]:
+    """The versions a result depends on."""
+    names = ("tailorvit", "torch", "torchvision", "timm", "numpy", "pydantic", "scikit-learn", "pymoo")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def doctor() -> list[dict[str, str]]:
+    """What this machine offers: versions, device, threads, memory, extras; each row says ok, note or problem."""
+    import shutil
+
+    import torch
+
+    rows = [{"what": n, "state": "ok" if v != "absent" else "note", "text": v} for n, v in versions().items()]
+    for extra, packages in EXTRAS.items():
+        lacking = [p for p in packages if version(p) == "absent"]
+        found = ", ".join(f"{p} {version(p)}" for p in packages if p not in lacking)
+        text = found if not lacking else f"{', '.join(lacking)} absent: pip install 'tailorvit[{extra}]'"
+        rows.append({"what": f"extra {extra}", "state": "note" if lacking else "ok", "text": text})
+    cuda = torch.cuda.is_available()
+    text = torch.cuda.get_device_name() if cuda else f"no GPU; {torch.get_num_threads()} CPU threads"
+    rows.append({"what": "device", "state": "ok" if cuda else "note", "text": text})
+    free = shutil.disk_usage(Path.cwd()).free
+    rows.append(
+        {
+            "what": "disk",
+            "state": "ok" if free > 2**30 else "problem",
+            "text": f"{units.show(free, 'memory')} free here",
+        }
+    )
+    try:
+        x = torch.rand(2, 4, 17, 32)
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        rows.append({"what": "attention", "state": "ok", "text": "fused kernel runs"})
+    except RuntimeError as error:
+        rows.append({"what": "attention", "state": "problem", "text": str(error).splitlines()[0]})
+    return rows

@@ -1,0 +1,119 @@
+"""The live page: what a watcher adds to a report so that an open browser follows the run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html import escape, unescape
+
+# Asks for the state, fetches the page when it is a new one and puts its <main> in place of the old, keeping what the
+# reader opened, chose and looked at. Words reach the page as parsed HTML of our own or as textContent only.
+SCRIPT = """(function () {
+"use strict";
+var version = document.querySelector('meta[name="tailorvit-version"]').content, busy = false, note = null;
+function say(words) {
+  if (!note) {
+    note = document.createElement("p");
+    note.className = "live-note";
+    note.setAttribute("role", "status");
+    note.style.cssText = "position:fixed;right:0;bottom:0;margin:0;padding:.3rem .7rem;font-size:.8rem;" +
+      "background:var(--box,#eee);color:var(--soft,#444);border-top-left-radius:.4rem;z-index:9";
+    document.body.appendChild(note);
+  }
+  note.textContent = words;
+}
+function key(node) {
+  var part = node.closest("section, figure"), head = node.querySelector("summary");
+  return (part ? part.id : "") + "|" + (head ? head.textContent.replace(/[0-9.,]+/g, "#") : "");
+}
+function named(c) {
+  var part = c.closest("figure, section, main");
+  var place = Array.prototype.indexOf.call(part.querySelectorAll("select, input"), c);
+  return part.id + "|" + (c.name || c.id || place);
+}
+function touched(c) {  // what the reader left alone follows the page: the last generation moves on
+  if (c.tagName !== "SELECT") { return c.value !== c.defaultValue || c.checked !== c.defaultChecked; }
+  var first = Array.prototype.findIndex.call(c.options, function (o) { return o.defaultSelected; });
+  return c.selectedIndex !== Math.max(first, 0);
+}
+function each(selector, work) { Array.prototype.forEach.call(document.querySelectorAll(selector), work); }
+function swap(text) {
+  var fresh = new DOMParser().parseFromString(text, "text/html");
+  var old = document.querySelector("main"), main = fresh.querySelector("main");
+  if (!old || !main) { location.reload(); return; }
+  var open = {}, chosen = {}, anchor = null, top = 0, y = window.scrollY;
+  each("main details", function (d) { open[key(d)] = d.open; });
+  each("main select, main input", function (c) { if (touched(c)) { chosen[named(c)] = [c.value, c.checked]; } });
+  each("main [id]", function (e) {
+    var box = e.getBoundingClientRect();
+    if (!anchor && box.height > 0 && box.bottom > 0) { anchor = e.id; top = box.top; }
+  });
+  ["header", "nav"].forEach(function (name) {
+    var a = document.querySelector("body > " + name), b = fresh.querySelector("body > " + name);
+    if (a) { a.remove(); }
+    if (b) { old.before(document.adoptNode(b)); }
+  });
+  old.replaceWith(document.adoptNode(main));
+  document.title = fresh.title;
+  each("main details", function (d) { if (key(d) in open) { d.open = open[key(d)]; } });
+  document.dispatchEvent(new Event("tailorvit:content"));
+  each("main select, main input", function (c) {
+    var had = chosen[named(c)];
+    var there = function (o) { return o.value === had[0]; };
+    if (had && c.options && !Array.prototype.some.call(c.options, there)) { had = null; }  // that choice is gone
+    if (had && (c.value !== had[0] || c.checked !== had[1])) {
+      c.value = had[0];
+      c.checked = had[1];
+      c.dispatchEvent(new Event("input", { bubbles: true }));
+      c.dispatchEvent(new Event("change", { bubbles: true }));
+    }
+  });
+  var place = anchor && y > 0 ? document.getElementById(anchor) : null;
+  if (place) { window.scrollBy(0, place.getBoundingClientRect().top - top); } else { window.scrollTo(0, y); }
+  version = fresh.querySelector('meta[name="tailorvit-version"]').content;
+}
+function reading() { var s = window.getSelection(); return s && !s.isCollapsed; }
+function look() {
+  if (busy || document.hidden) { return; }
+  busy = true;
+  fetch("/state", { cache: "no-store" }).then(function (r) { return r.json(); }).then(function (state) {
+    say([state.status, state.epoch].filter(Boolean).join(" · "));
+    if (state.version === version || reading()) { return null; }
+    return fetch("/", { cache: "no-store" }).then(function (r) { return r.text(); }).then(swap);
+  }).catch(function () { say("The watcher has ended; this is the last it showed."); })
+    .then(function () { busy = false; });
+}
+setInterval(look, 2000);
+document.addEventListener("visibilitychange", look);
+look();
+}());
+"""
+_META = re.compile(r'(<meta http-equiv="Content-Security-Policy" content=")([^"]*)(">)')
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _policy(given: str) -> str:
+    """The page's own policy with this one script more, and leave to ask where the page came from."""
+    rules = {words[0]: words[1:] for part in given.split(";") if (words := part.split())}
+    rules.setdefault("default-src", ["'none'"])
+    rules["script-src"] = [*(s for s in rules.get("script-src", []) if s != "'none'"), _hash(SCRIPT)]
+    rules["connect-src"] = ["'self'"]
+    return "; ".join(" ".join([name, *words]) for name, words in rules.items())
+
+
+def enliven(page: str, version: str) -> tuple[str, str]:
+    """A report that follows its run, and the policy its answer is to carry."""
+    found = _META.search(page)
+    policy = _policy(unescape(found.group(2)) if found else "style-src 'unsafe-inline'; img-src data:")
+    meta = f'<meta name="tailorvit-version" content="{escape(version)}">\n'
+    if found:
+        own = f"{found.group(1)}{escape(policy, quote=False)}{found.group(3)}"
+        page = f"{page[: found.start()]}{own}\n{meta}{page[found.end() :]}"
+    else:
+        page = page.replace("<head>", f"<head>\n{meta}", 1)
+    body, end, rest = page.rpartition("</body>")
+    return f"{body}<script>{SCRIPT}</script>\n{end}{rest}", policy

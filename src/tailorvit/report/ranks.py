@@ -1,0 +1,69 @@
+"""Small statistics of the checks: rank correlations with ties, intervals of a share, a difference of means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Kendall's tau-b: agreement of two rankings, ties taken into account; None where one side is all ties."""
+    balance = left = right = 0
+    for i in range(len(a)):
+        for j in range(i):
+            one, two = _sign(a[i] - a[j]), _sign(b[i] - b[j])
+            balance += one * two
+            left += one * one
+            right += two * two
+    return balance / math.sqrt(left * right) if left and right else None
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's rho: the correlation of the ranks, ties sharing their mean rank; None where one side is all ties."""
+    x, y = ranks(a), ranks(b)
+    if len(x) < 2:
+        return None
+    middle = (len(x) + 1) / 2
+    across = sum((p - middle) * (q - middle) for p, q in zip(x, y, strict=True))
+    left, right = (sum((p - middle) ** 2 for p in each) for each in (x, y))
+    return across / math.sqrt(left * right) if left and right else None
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values share the mean of their places."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found = [0.0] * len(values)
+    start = 0
+    for end in range(1, len(order) + 1):
+        if end == len(order) or values[order[end]] != values[order[start]]:
+            for k in order[start:end]:
+                found[k] = (start + 1 + end) / 2
+            start = end
+    return found
+
+
+def wilson(correct: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, in [0, 1]; right also for few images and for shares of 0 and 1."""
+    if count == 0:
+        return 0.0, 1.0
+    share, weight = correct / count, z * z / count
+    middle = (share + weight / 2) / (1 + weight)
+    reach = z / (1 + weight) * math.sqrt(share * (1 - share) / count + weight / (4 * count))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def mean_gap(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
+    """Mean of ``after`` less mean of ``before``, and its standard error with unequal variances (Welch)."""
+    if len(before) < 2 or len(after) < 2:
+        return None
+    (m0, v0), (m1, v1) = _moments(before), _moments(after)
+    return m1 - m0, math.sqrt(v0 / len(before) + v1 / len(after))
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    return mean, sum((v - mean) ** 2 for v in values) / (len(values) - 1)

@@ -1,0 +1,193 @@
+"""Watch: the report of a run under way, served to a browser on this machine only; it reads and never writes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tailorvit.errors import TailorError
+from tailorvit.report.facts import Facts
+from tailorvit.report.live import enliven
+from tailorvit.report.page import render, shell
+from tailorvit.report.parts import cell
+from tailorvit.report.snapshot import mark, read
+
+HOST = "127.0.0.1"
+SHARE = 0.1  # the most of one core that redrawing may take from the run beside it
+_FIXED = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'"
+
+
+@dataclass(frozen=True)
+class View:
+    """One state of the run as the browser gets it."""
+
+    state: dict[str, Any]
+    page: bytes
+    policy: str
+
+
+class Viewer:
+    """Looks at the folder when asked, draws anew when it has changed, otherwise gives what it has."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mutex = threading.Lock()
+        self._seen: object = self  # no mark equals this, so the first look always draws
+        self._view: View | None = None
+        self._due = 0.0
+
+    def view(self) -> View:
+        """The present state; at most as fresh as the share of a core allows."""
+        with self._mutex:
+            start = time.monotonic()
+            if self._view is None or start >= self._due:
+                now = mark(self._folder)
+                if self._view is None or now != self._seen:
+                    self._view, self._seen = _draw(self._folder, str(now)), now
+                    self._due = time.monotonic() + (time.monotonic() - start) / SHARE
+            return self._view
+
+
+def _draw(folder: Path, token: str) -> View:
+    version = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()[:16]
+    try:
+        facts = read(folder)
+        page, state = render(facts), summary(facts)
+    except TailorError as error:  # no folder (yet, or any more), or nothing of a run in it
+        page, state = _plain(folder, str(error)), {"status": "waiting"}
+    except Exception as error:  # a page that says what is wrong serves better than a server that ends
+        page, state = _plain(folder, f"The run cannot be read just now ({error})."), {"status": "unreadable"}
+    live, policy = enliven(page, version)
+    return View({"version": version, **state}, live.encode("utf-8", "replace"), policy)
+
+
+def summary(facts: Facts) -> dict[str, Any]:
+    """The few figures that /state tells."""
+    best = max((t.accuracy for t in facts.trials if t.accuracy is not None), default=None)
+    line = ""
+    if facts.epochs and not facts.finished:
+        last = facts.epochs[-1]
+        figures = [
+            ("loss", last.loss, ".4g"),
+            ("accuracy", last.accuracy, ".2f"),
+            ("images a second", last.speed, ".0f"),
+        ]
+        told = [f"{name} {value:{form}}" for name, value, form in figures if value is not None]
+        line = ", ".join([f"{last.stage} epoch {last.epoch}", *told])
+    return {"status": facts.status, "best": best, "trials": len(facts.trials), "epoch": line}
+
+
+def _plain(folder: Path, sentence: str) -> str:
+    name = folder.resolve().name
+    rest = "This page fills by itself as soon as there is something to tell."
+    body = f"<main>\n<h1>{cell(name)}</h1>\n<p>{cell(sentence)}</p>\n<p>{rest}</p>\n</main>"
+    return shell(f"{name} – TailorViT", body)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Two addresses, two methods, one host."""
+
+    server: _Server
+    server_version, sys_version = "TailorViT", ""
+    timeout = 20  # seconds a silent client may hold a thread
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "").lower() not in self.server.names:
+            # A page of some other site may reach this port under its own name (DNS rebinding), never under ours.
+            self._send(HTTPStatus.FORBIDDEN, b"Forbidden.\n")
+        elif self.path == "/":
+            view = self.server.viewer.view()
+            self._send(HTTPStatus.OK, view.page, "text/html; charset=utf-8", view.policy)
+        elif self.path == "/state":
+            state = json.dumps(self.server.viewer.view().state).encode()
+            self._send(HTTPStatus.OK, state, "application/json")
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"Not found.\n")
+
+    do_HEAD = do_GET
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Every other method ends here as 501; say 405 and repeat nothing of the request."""
+        self.close_connection = True
+        status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
+        self._send(status, f"{status.phrase}.\n".encode())
+
+    def _send(
+        self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8", policy: str = _CLOSED
+    ) -> None:
+        self.send_response(status)
+        guard = f"{policy}; frame-ancestors 'none'"  # which a policy inside the page could not say
+        head = {"Content-Type": kind, "Content-Length": str(len(body)), "Content-Security-Policy": guard, **_FIXED}
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            head["Allow"] = "GET, HEAD"
+        for name, value in head.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: the console belongs to the address and to Ctrl-C."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = sys.platform != "win32"  # there it would let two programs share a port
+
+    def __init__(self, port: int, viewer: Viewer) -> None:
+        super().__init__((HOST, port), _Handler)
+        self.viewer = viewer
+        self.names = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+        if self.server_port == 80:
+            self.names |= {HOST, "localhost"}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away mid-answer is no news."""
+
+
+def watch(
+    folder: Path, port: int = 0, ready: Callable[[str], object] | None = None, stop: threading.Event | None = None
+) -> None:
+    """Serve the live report of ``folder`` until Ctrl-C or ``stop``; ``ready`` is told the address."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise TailorError(f"'{folder}' is a file, not the folder of a run.")
+    if not 0 <= port <= 65535:
+        raise TailorError(f"A port is a number from 0 (any free one) to 65535, not {port}.")
+    try:
+        server = _Server(port, Viewer(folder))
+    except OSError as error:
+        why = error.strerror or error
+        raise TailorError(
+            f"Cannot listen on {HOST}:{port} ({why}); choose another port, or 0 for a free one."
+        ) from None
+    ended = stop or threading.Event()
+    worker = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    worker.start()
+    try:
+        if ready is not None:
+            ready(f"http://{HOST}:{server.server_port}/")
+        with contextlib.suppress(KeyboardInterrupt):
+            ended.wait()
+    finally:
+        server.shutdown()
+        server.server_close()
+        worker.join()
