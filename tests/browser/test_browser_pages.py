@@ -15,7 +15,7 @@ from tailorvit.report import write_comparison
 from tailorvit.runs import Run
 
 module = importlib.import_module("tailorvit.report.watch")  # the package exports the function by this name
-NARROW = {"width": 360, "height": 740}
+WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
 
 
 def test_runs_compared(open_page, tmp_path):
@@ -31,7 +31,7 @@ def test_runs_compared(open_page, tmp_path):
         unfold(page)
         assert len(charts(page)) >= 3
         assert "first" in page.locator("#runs").inner_text() and evil in page.locator("#runs").inner_text()
-        for window in ({"width": 1200, "height": 900}, NARROW):
+        for window in (WIDE, NARROW):
             page.set_viewport_size(window)
             assert faults(page) == []
             assert too_wide(page) == []

@@ -81,7 +81,7 @@ def network_drawing(blocks: Sequence[Block], stem: Part | None, between: Part | 
         if part is not None:
             words = f"{name}: {part[0]}"
             parts.append(
-                f"<g{tip(words)}>{text(4, y + 13, name, style='strong')}{text(66, y + 13, trim(part[0], 28))}</g>"
+                f"<g{tip(words)}>{text(4, y + 13, name, style='strong')}{text(66, y + 13, trim(part[0], 22))}</g>"
             )
             costs(y + 5, part[1], part[2])
             y += 22

@@ -17,7 +17,7 @@ from tailorvit.report.draw_analysis import (
 )
 from tailorvit.report.draw_network import Part, block_in_words, network_drawing, parts_drawing
 from tailorvit.report.figure import Figure
-from tailorvit.report.parts import arch_in_words, cell, grid, none, size
+from tailorvit.report.parts import arch_in_words, cell, grid, none, size, tidy
 from tailorvit.report.records import Facts, real, rows, table
 from tailorvit.report.views import Attention, Block, Layer, attended, blocks, label, trim
 
@@ -169,6 +169,7 @@ def _maps(view: Attention) -> Figure | None:
 
 def _data(view: Attention) -> str:
     """The maps of all layers for the page's script; text in a script cannot end it, since no < is left."""
+    # JSON writes a mark that turns text around as an escape, which the page's own cleaning would not see.
     layers, spent = [], 0
     for layer in reversed(view.layers):  # the last layers matter most, should there be too many
         if layer.maps is None or spent + layer.maps.nbytes > _EMBED_MOST:
@@ -177,7 +178,7 @@ def _data(view: Attention) -> str:
         peaks = None if layer.peaks is None else base64.b64encode(layer.peaks.tobytes()).decode()
         layers.append(
             {
-                "name": layer.name,
+                "name": tidy(layer.name),
                 "heads": layer.heads,
                 "grid": layer.grid,
                 "references": layer.references,
@@ -187,9 +188,9 @@ def _data(view: Attention) -> str:
         )
     images = [
         {
-            "name": trim(seen.name, 200),
-            "truth": trim(label(view.classes, seen.truth), 80),
-            "said": trim(label(view.classes, seen.said), 80),
+            "name": trim(tidy(seen.name), 200),
+            "truth": trim(tidy(label(view.classes, seen.truth)), 80),
+            "said": trim(tidy(label(view.classes, seen.said)), 80),
             "picture": seen.picture,
         }
         for seen in view.images

@@ -44,7 +44,8 @@ def search(facts: Facts) -> str:
         fixed = facts.method == "fixed"
         return none("One network was given, so nothing was searched." if fixed else "No trial has been recorded.")
     every = [t for t in facts.trials if t.stage == stage]
-    text = "".join(f.html() for f in figures(facts))
+    cloud, *beside = [f.html() for f in figures(facts)] or [""]
+    text = cloud + (f'<div class="pair">{"".join(beside)}</div>' if beside else "")
     winner = _winner(every, facts.result)
     steps = line_of(winner, every) if winner is not None else []
     if len(steps) > 1:

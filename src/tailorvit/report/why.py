@@ -25,7 +25,8 @@ def why(facts: Facts) -> str:
             return none("One network was given, so no space was searched.")
         text = none("No space has been recorded.")
     else:
-        text = "".join(charted.get(key, "") for key in ("space-path", "space-stages", "space-size"))
+        beside = charted.get("space-path", "") + charted.get("space-size", "")
+        text = charted.get("space-stages", "") + (f'<div class="pair">{beside}</div>' if beside else "")
         head = ("step", "architectures", "largest, parameters", "largest, MACs", "")
         steps = [
             (s.label, many(s.count_log10), size(s.params), size(s.macs), "repair" if s.repair else "")
