@@ -123,7 +123,8 @@ def fresh_logits(opening: str, folder: Path, x: Tensor) -> Tensor:
         np.save(source, x.numpy())
         # Offline, and leaving nothing behind: neither byte code in the export nor copies in the user's cache.
         quiet = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-c", _FRESH.format(opening=opening), *map(str, (folder, source, target))]
+        # -P: a timm.py of the user's in the working folder is not the library.
+        command = [sys.executable, "-P", "-c", _FRESH.format(opening=opening), *map(str, (folder, source, target))]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **quiet}, check=False)
         if done.returncode:
             last = (done.stderr.strip() or f"code {done.returncode}").splitlines()[-1]

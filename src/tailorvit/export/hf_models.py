@@ -5,6 +5,7 @@ Bundled into the standalone file of an exported folder, so it may import from ta
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
@@ -75,6 +76,18 @@ class TailorVitForImageClassification(PreTrainedModel):  # type: ignore[misc]
         return ImageClassifierOutput(loss=loss, logits=logits)
 
 
+def _own(image: Image.Image) -> Image.Image:
+    """A picture to work on. An undecoded JPEG is read anew: only then it shrinks while decoding, as in training."""
+    if image.format not in ("JPEG", "MPO") or not getattr(image, "tile", None) or image.tell():
+        return image.copy()
+    file: Any = image.fp  # type: ignore[attr-defined]
+    at = file.tell()
+    file.seek(0)
+    again = Image.open(io.BytesIO(file.read()))
+    file.seek(at)
+    return again
+
+
 class NoWishes(TypedDict):
     """What a call may change about the preprocessing: nothing, or the network would see what it never learnt."""
 
@@ -105,7 +118,7 @@ class TailorVitImageProcessor(ImageProcessingMixin):  # type: ignore[misc]
         if not isinstance(image, Image.Image):
             image = Image.fromarray(np.asarray(image))
         high, wide = self.image_size
-        pixels = to_pixels(image.copy(), self.channels, stored_size((high, wide), self.margin))
+        pixels = to_pixels(_own(image), self.channels, stored_size((high, wide), self.margin))
         top, left = (pixels.shape[1] - high) // 2, (pixels.shape[2] - wide) // 2
         x = pixels[:, top : top + high, left : left + wide].astype(np.float32)
         scale = 1 / (255 * np.asarray(self.std, np.float32))

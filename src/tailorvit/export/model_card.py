@@ -53,7 +53,8 @@ def _accuracy(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
             costs = [units.show(row[k]) if isinstance(row.get(k), int | float) else "" for k in ("params", "macs")]
             rows.append(f"| {name} | {' | '.join(costs)} | {_percent(row.get('test_accuracy'))} |")
     if not result.get("baseline"):
-        rows.append("\nNo baseline was trained beside it.")
+        known = "baseline" in result  # a damaged or missing result.json says nothing about it
+        rows.append("\nNo baseline was trained beside it." if known else "\nA baseline is not recorded.")
     return "\n".join(rows)
 
 

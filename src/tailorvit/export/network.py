@@ -132,6 +132,10 @@ def load(folder: str | Path) -> Network:
         model.load_state_dict({k.removeprefix(PREFIX): v for k, v in state.items()})
     except RuntimeError:
         raise TailorError(f"The weights in '{place}' do not belong to the architecture in network.json.") from None
+    if len(card.classes) != model.num_classes:
+        raise TailorError(
+            f"The network in '{folder}' tells {model.num_classes} classes apart but names {len(card.classes)}."
+        )
     return Network(model.eval(), card)
 
 

@@ -16,16 +16,20 @@ MARK = "tailorvit-export.json"  # lists what we wrote, so that nothing else is e
 
 def require_free(out: Path) -> None:
     """Refuse a file, and a folder that holds anything but an earlier export."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise TailorError(f"'{out}' is not a folder; an export needs a folder of its own.")
-    if not out.exists():
-        return
+    try:
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise TailorError(f"'{out}' is not a folder; an export needs a folder of its own.")
+        if not out.exists():
+            return
+        inside = sorted(p.name for p in out.iterdir())
+    except OSError as error:  # a name too long, a folder that may not be listed
+        raise TailorError(f"Cannot write to '{out}': {error.strerror}.") from None
     try:
         ours = {*json.loads((out / MARK).read_text(encoding="utf-8"))["files"], MARK}
     except (OSError, LookupError, TypeError, ValueError):
         ours = set()
     # Python writes __pycache__ beside a network that was imported.
-    foreign = sorted(p.name for p in out.iterdir() if p.name not in ours and p.name != "__pycache__")
+    foreign = [name for name in inside if name not in ours and name != "__pycache__"]
     if foreign:
         raise TailorError(f"'{out}' holds files that no export wrote (such as '{foreign[0]}'); choose another folder.")
 
