@@ -212,15 +212,15 @@ def compare(
     from tailorvit.report import write_comparison, write_comparison_figures
 
     comparison = compared(folders)
-    if as_json:
-        _print_json(comparison.to_dict())
-    else:
-        typer.echo(comparison.csv() if as_csv else comparison.text(), nl=not as_csv)
-    if out is not None:
+    if out is not None:  # files first: what cannot be written must not follow a page of output
         typer.echo(f"Wrote {write_comparison(comparison, out)}", err=True)
     if figures is not None:
         written = write_comparison_figures(comparison, figures, _words(formats))
         typer.echo(f"Wrote {len(written)} files into {figures}", err=True)
+    if as_json:
+        _print_json(comparison.to_dict())
+    else:
+        typer.echo(comparison.csv() if as_csv else comparison.text(), nl=not as_csv)
 
 
 @app.command()
@@ -295,6 +295,10 @@ def main() -> None:
         app()
     except TailorError as error:
         typer.echo(f"tailorvit: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:  # a full disk, output nobody reads: nothing a traceback would explain
+        place = f" '{error.filename}'" if error.filename else ""
+        typer.echo(f"tailorvit: Cannot read or write{place}: {error.strerror or error}.", err=True)
         sys.exit(2)
 
 

@@ -58,7 +58,7 @@ def exported(made: Made):
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Pictures that need care: not square, transparent, lying on their side, 16 bit."""
+    """Pictures that need care: not square, transparent, lying on their side, 16 bit, a large JPEG."""
     folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 255, (23, 37, 3), np.uint8)).save(folder / "a.png")
     Image.fromarray(rng.integers(0, 255, (40, 11, 4), np.uint8)).save(folder / "b.png")
@@ -67,4 +67,5 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     exif[0x0112] = 6
     turned.save(folder / "c.png", exif=exif)
     Image.fromarray(rng.integers(0, 65535, (9, 9)).astype(np.uint16)).save(folder / "d.png")
+    Image.fromarray(rng.integers(0, 255, (300, 400, 3), np.uint8)).save(folder / "e.jpg")  # decoded at 1/8 of its size
     return sorted(folder.iterdir())

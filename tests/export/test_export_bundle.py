@@ -10,7 +10,7 @@ from export_tools import NAMES
 
 from tailorvit.export import bundle as bundler
 from tailorvit.export.bundle import bundle
-from tailorvit.export.model_card import data_name, escaped
+from tailorvit.export.model_card import _accuracy, data_name, escaped
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_the_card_says_what_is_known_and_no_more(exported):
     for word in (
         "s4",
         "90.00 %",
-        "No baseline was trained",
+        "A baseline is not recorded",
         "## Limits",
         "## Licence",
         "1259 train",
@@ -130,3 +130,9 @@ def test_hostile_names_stay_text():
 )
 def test_data_is_named_without_its_folders(source, name):
     assert data_name(source) == name
+
+
+def test_no_baseline_is_not_the_same_as_none_known():
+    assert "No baseline was trained" in _accuracy({"baseline": None}, {})
+    assert "not recorded" in _accuracy({}, {})
+    assert "hand-designed" in _accuracy({"baseline": {"params": 5, "macs": 6, "test_accuracy": 50.0}}, {})

@@ -42,6 +42,7 @@ def test_a_file_of_the_first_kind_still_loads(folder, made):
         (lambda d: d["plain"]["settings"].pop("embed"), "cannot be read"),
         (lambda d: d["plain"]["settings"].update(embed=32), "do not belong"),
         (lambda d: d.pop("classes"), "cannot be read"),
+        (lambda d: d["classes"].pop(), "classes apart but names"),
     ],
 )
 def test_a_broken_description_is_one_sentence(folder, change, words):

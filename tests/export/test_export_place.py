@@ -129,3 +129,14 @@ def test_the_check_of_timm_runs_in_a_process_of_its_own(made, tmp_path):
     done = export(made.run, "timm", tmp_path / "out", images=9)
     assert done.facts["max_difference"] <= 1e-4 and done.facts["images"] == 9
     assert "__pycache__" not in [p.name for p in done.path.iterdir()]
+
+
+def test_a_name_too_long_is_one_sentence(made, tmp_path):
+    with pytest.raises(TailorError, match="File name too long"):
+        export(made.run, "safetensors", tmp_path / ("x" * 300))
+
+
+def test_a_namesake_in_the_working_folder_is_not_the_library(made, tmp_path, monkeypatch):
+    (tmp_path / "timm.py").write_text("raise SystemExit('not timm')")
+    monkeypatch.chdir(tmp_path)
+    assert export(made.run.resolve(), "timm", tmp_path / "out").facts["max_difference"] <= 1e-4

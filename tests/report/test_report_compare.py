@@ -127,10 +127,10 @@ def test_unfinished_and_damaged_runs_are_named_and_left_out(make):
     silent = make("silent", test=None, seed=5)
     found = compare([make("good", 90.0), make("half", seed=1, finished=False), damaged, lost, silent])
     assert [r.counted for r in found.runs] == [True, False, True, False, False]
-    assert found.runs[1].status == "running" and found.runs[1].group == 1, "its recipe says where it belongs"
+    assert found.runs[1].status == "not finished" and found.runs[1].group == 1, "its recipe says where it belongs"
     assert found.groups[0].counted == 2
     notes = " ".join(found.notes)
-    for words in ("half is running and not in the means.", "damaged: The database", "lost: The file result.json is"):
+    for words in ("half is not finished and not in the means.", "damaged: The database", "lost: The file result.json is"):
         assert words in notes
     assert "silent has no test accuracy" in notes and str(damaged / "run.db") in notes
     Page(render_comparison(found))
@@ -258,3 +258,11 @@ def test_reading_leaves_no_trace(make):
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     compare([folder])
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+
+
+def test_a_repeated_seed_counts_once(make):
+    folders = [make(f"a{i}", 90.0 + i, seed) for i, seed in enumerate((0, 1, 1))]
+    found = compare(folders)
+    assert [r.counted for r in found.runs] == [True, True, False]
+    assert found.groups[0].stats["test_accuracy"].n == 2
+    assert any("a2 repeats seed 1 of group 1" in note for note in found.notes)

@@ -379,3 +379,9 @@ def test_a_shell_stands_alone():
     assert "<title>a &lt;b&gt;</title>" in text and scripts(text)[-1] == "let a = 1;"
     own = base64.b64encode(hashlib.sha256(b"let a = 1;").digest()).decode()
     assert f"'sha256-{own}'" in text and '<meta name="x"' in text
+
+
+def test_a_damaged_recipe_is_named(make):
+    folder = make()
+    (folder / "recipe.toml").write_text("x = [")
+    assert "The file recipe.toml is damaged." in collect(folder).missing

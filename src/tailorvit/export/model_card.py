@@ -120,7 +120,9 @@ Architecture: {escaped(genes)}
 Upright by the EXIF mark; transparent parts laid on white; {"grey" if channels == 1 else "RGB"}; resized (bicubic) to
 cover {round(how["margin"] * high)} x {round(how["margin"] * wide)} px (height x width), overhang cut evenly; middle
 {high} x {wide} px; divided by 255; mean {[round(m, 6) for m in how["mean"]]} taken out, divided by
-{[round(s, 6) for s in how["std"]]}. The image processor in this folder does exactly this.
+{
+        [round(s, 6) for s in how["std"]]
+    }. The image processor in this folder does exactly this with a picture as `Image.open` gives it.
 
 ## Use
 

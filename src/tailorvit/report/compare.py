@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -196,12 +196,24 @@ def compare(folders: Sequence[Path]) -> Comparison:
     flat = [_flat(f.settings) for f in every]
     alike = [_experiment(f, keys) for f, keys in zip(every, flat, strict=True)]
     order = list(dict.fromkeys(alike))
-    rows = tuple(
+    rows = _once(
         _row(name, place, order.index(kind) + 1, facts)
         for name, place, kind, facts in zip(_names(places), places, alike, every, strict=True)
     )
     groups = _groups(rows, _titles(rows, flat))
     return Comparison(rows, groups, _gaps(rows, groups), _differing(rows, flat), _notes(rows))
+
+
+def _once(rows: Iterable[RunRow]) -> tuple[RunRow, ...]:
+    """Each seed of a group counts once: a copy or a repetition would make the spread look smaller than it is."""
+    known: set[tuple[int, int]] = set()
+    kept = []
+    for row in rows:
+        again = row.counted and row.seed is not None and (row.group, row.seed) in known
+        if row.counted and row.seed is not None:
+            known.add((row.group, row.seed))
+        kept.append(replace(row, counted=False) if again else row)
+    return tuple(kept)
 
 
 def _names(places: Sequence[Path]) -> list[str]:
@@ -269,7 +281,7 @@ def _row(name: str, place: Path, group: int, facts: Facts) -> RunRow:
         name=name,
         path=str(place),
         group=group,
-        status=facts.status,
+        status="not finished" if facts.status == "running" else facts.status,
         seed=next((s for s in seeds if s is not None), None),
         method=facts.method or "method not recorded",
         source=_source(facts),
@@ -350,8 +362,10 @@ def _notes(rows: Sequence[RunRow]) -> tuple[str, ...]:
     for r in rows:
         if not r.facts.finished:
             notes.append(f"{r.name} is {r.status} and not in the means.")
-        elif not r.counted:
+        elif r.test_accuracy is None:
             notes.append(f"{r.name} has no test accuracy and is not in the means.")
+        elif not r.counted:
+            notes.append(f"{r.name} repeats seed {r.seed} of group {r.group} and is not in the means.")
         notes += [f"{r.name}: {s}" for s in r.facts.missing if "has not finished" not in s]
         if not r.facts.settings:
             notes.append(f"{r.name}: its recipe cannot be read, so it is a group of its own kind.")

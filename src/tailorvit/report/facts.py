@@ -97,6 +97,9 @@ def collect(folder: Path) -> Facts:
     if not finished:
         there = (folder / "result.json").exists()
         missing.append("The file result.json is damaged." if there else "The run has not finished: no result yet.")
+    settings = _settings(recipe)
+    if recipe.strip() and not settings:
+        missing.append("The file recipe.toml is damaged.")
     reader = _Reader(folder, missing)
     try:
         spaces = reader.ask("spaces", "t, space, facts", _space)
@@ -107,7 +110,7 @@ def collect(folder: Path) -> Facts:
             folder=folder.resolve().name,
             finished=finished,
             recipe=recipe,
-            settings=_settings(recipe),
+            settings=settings,
             info=info,
             result=result,
             analysis=_analysis(folder, result, missing),
