@@ -10,6 +10,7 @@ from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, named_space
+from tailorvit.families.vit_sizes import patch_for
 from tailorvit.methods import METHODS, method
 from tailorvit.methods.plan import (
     auto_space,
@@ -18,7 +19,6 @@ from tailorvit.methods.plan import (
     fixed_arch,
     hand_designed,
     initial_space,
-    patch_for,
     shrunk,
     tiny,
     wanted_size,

@@ -130,7 +130,11 @@ def test_unfinished_and_damaged_runs_are_named_and_left_out(make):
     assert found.runs[1].status == "not finished" and found.runs[1].group == 1, "its recipe says where it belongs"
     assert found.groups[0].counted == 2
     notes = " ".join(found.notes)
-    for words in ("half is not finished and not in the means.", "damaged: The database", "lost: The file result.json is"):
+    for words in (
+        "half is not finished and not in the means.",
+        "damaged: The database",
+        "lost: The file result.json is",
+    ):
         assert words in notes
     assert "silent has no test accuracy" in notes and str(damaged / "run.db") in notes
     Page(render_comparison(found))

@@ -79,6 +79,10 @@ class Family:
     archs: Mapping[str, Named]
     auto: Callable[[Mapping[str, Any]], Iterator[Space]]  # spaces of the usual shape, from small to large
     baseline: Callable[[Mapping[str, Any]], Iterator[Arch]]  # hand-designed networks, from small to large
+    settle: Callable[[tuple[int, int], float], dict[str, Any]]  # (image size, parameters wanted) -> settings that suit
+    shrink: Callable[[Space], Space]  # the same dimensions and scopes with small numbers, for 8 px digits
+    tiny: Mapping[str, Any]  # an architecture for 8 px digits, as a recipe would write it
     outline: Callable[[Any, Arch], list[dict[str, Any]]]  # (frame, arch) -> one row per block, as result.json keeps it
     readings: Mapping[str, Callable[[Any, Arch], int]] = field(default_factory=dict)  # other counts, by name
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
+    masked: bool = True  # whether the supernet can also run masked, several architectures in one call

@@ -21,6 +21,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer
 from tailorvit.families.vit_named import ARCHS, SPACES, auto_space, baseline, vit_arch
 from tailorvit.families.vit_readings import READINGS
+from tailorvit.families.vit_sizes import TINY, settle, shrink
 from tailorvit.families.vit_views import attention
 from tailorvit.plain.relative import Execution, Places, fused_width, table_rows
 from tailorvit.plain.vit import Frame, PlainViT, initialise
@@ -338,6 +339,9 @@ VIT = Family(
     archs=ARCHS,
     auto=auto_space,
     baseline=baseline,
+    settle=settle,
+    shrink=shrink,
+    tiny=TINY,
     outline=outline,
     attention=attention,
     readings={**{f"macs_{r}": _counted(r) for r in ("none", "factored", "dense", "fused")}, **READINGS},

@@ -21,35 +21,14 @@ def default_limit(images: int) -> str:
     return "60k" if images < 3_000 else "1M" if images < 20_000 else "5M" if images < 200_000 else "22M"
 
 
-def patch_for(side: int) -> int:
-    """The patch that cuts an image side into about 8 pieces (14 for large images), four at least (two under 8 px)."""
-    goal = 8 if side <= 128 else 14
-    fewest = 4 if side >= 8 else 2
-    options = [p for p in range(1, side // fewest + 1) if side % p == 0 and side // p <= 16]
-    if not options:
-        near = max(8, round(side / 8) * 8)
-        raise TailorError(
-            f"Images of {side} px cannot be cut into 4 to 16 equal patches a side; try --image-size {near}."
-        )
-    # 8 px digits would give 1 px patches: at least 2 px a patch where the side allows.
-    return min(options, key=lambda p: (abs(side // p - goal) + (100 if p < 2 <= side // 2 else 0), p))
-
-
-def head_dim_for(limits: Limits) -> int:
-    """Heads of 64 as in the papers; narrower for budgets under which a 64-wide head is the whole network."""
-    params = limits.high("params") or (limits.high("macs") or 1e12) / 50
-    return 16 if params < 300_000 else 32 if params < 3_000_000 else 64
-
-
 def data_fixed(space: Space | None, data: Any, limits: Limits, family_name: str = "vit") -> dict[str, Any]:
     """The shared settings that follow from the data, over those a named space brings."""
     fixed = dict(space.fixed) if space else {}
     fixed.update(classes=len(data.classes), channels=data.channels, image_size=tuple(data.image_size))
     if space is None:
-        high, wide = data.image_size
-        patch = patch_for(min(high, wide)) if high != wide else patch_for(high)
-        reach = min(14, max(high, wide) // patch - 1)
-        fixed.update(patch=patch, head_dim=head_dim_for(limits), reach=max(1, reach))
+        # MACs stand in for parameters where only they are limited: some fifty a parameter on small images.
+        params = limits.high("params") or (limits.high("macs") or 1e12) / 50
+        fixed.update(family(family_name).settle(tuple(data.image_size), params))
     family(family_name).frame(fixed)
     return fixed
 
@@ -194,23 +173,7 @@ def wanted_size(config: Config) -> int | tuple[int, int] | None:
 
 def shrunk(space: Space) -> Space:
     """A space with the same dimensions and scopes and small numbers, for a tiny form of any recipe."""
-    dims: list[Dim] = []
-    for dim in space.dims:
-        if dim.name == "depth":
-            choices: tuple[Any, ...] = (1, 2, 3)[: len(dim.choices)]
-        elif dim.name == "heads":
-            choices = (1, 2)[: len(dim.choices)]
-        elif dim.name == "embed":
-            choices = (16, 20, 24)[: len(dim.choices)]
-        else:
-            choices = dim.choices
-        small = dim.name in ("depth", "heads", "embed")
-        dims.append(
-            replace(dim, choices=choices, shift=(4 if dim.name == "embed" else 1) if small else dim.shift, minimum=0)
-        )
-    return replace(space, dims=tuple(dims)).with_fixed(
-        image_size=(8, 8), patch=2, head_dim=8, reach=3, channels=1, classes=10
-    )
+    return family(space.family).shrink(space)
 
 
 TINY_TRAIN = {"epochs": 2, "batch": 64, "warmup": 0.5, "compile": False, "precision": "fp32", "augment": "mild"}
@@ -243,7 +206,8 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
         small["data"] = {"source": "digits", "limit": 400}
         small["limits"] = {}
         if config.method == "fixed":
-            small["arch"] = {"family": config.family, "depth": 2, "embed": 24, "heads": 2, "mlp": 2}
+            name = fixed_arch(config)[0].family
+            small["arch"] = {"family": name, **family(name).tiny}
         elif config.space != "auto":
             full = _named_or_inline(config)
             small["space"] = shrunk(full).to_dict()

@@ -1,0 +1,51 @@
+"""Settings and small forms of the ViT family: what suits an image size and a budget, and what suits a test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tailorvit.errors import TailorError
+from tailorvit.space import Dim, Space
+
+TINY = {"depth": 2, "embed": 24, "heads": 2, "mlp": 2}
+
+
+def patch_for(side: int) -> int:
+    """The patch that cuts an image side into about 8 pieces (14 for large images), four at least (two under 8 px)."""
+    goal = 8 if side <= 128 else 14
+    fewest = 4 if side >= 8 else 2
+    options = [p for p in range(1, side // fewest + 1) if side % p == 0 and side // p <= 16]
+    if not options:
+        near = max(8, round(side / 8) * 8)
+        raise TailorError(
+            f"Images of {side} px cannot be cut into 4 to 16 equal patches a side; try --image-size {near}."
+        )
+    # 8 px digits would give 1 px patches: at least 2 px a patch where the side allows.
+    return min(options, key=lambda p: (abs(side // p - goal) + (100 if p < 2 <= side // 2 else 0), p))
+
+
+def head_dim_for(params: float) -> int:
+    """Heads of 64 as in the papers; narrower for budgets under which a 64-wide head is the whole network."""
+    return 16 if params < 300_000 else 32 if params < 3_000_000 else 64
+
+
+def settle(size: tuple[int, int], params: float) -> dict[str, Any]:
+    """Patch, head width and reach of relative position for an image size and a budget."""
+    patch = patch_for(min(size))
+    return {"patch": patch, "head_dim": head_dim_for(params), "reach": max(1, min(14, max(size) // patch - 1))}
+
+
+def shrink(space: Space) -> Space:
+    """The same dimensions and scopes with small numbers, for 8 px digits."""
+    small = {"depth": (1, 2, 3), "heads": (1, 2), "embed": (16, 20, 24)}
+    dims: list[Dim] = []
+    for dim in space.dims:
+        if dim.name in small:
+            choices = small[dim.name][: len(dim.choices)]
+            dims.append(replace(dim, choices=choices, shift=4 if dim.name == "embed" else 1, minimum=0))
+        else:
+            dims.append(replace(dim, minimum=0))
+    return replace(space, dims=tuple(dims)).with_fixed(
+        image_size=(8, 8), patch=2, head_dim=8, reach=3, channels=1, classes=10
+    )
