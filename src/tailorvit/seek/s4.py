@@ -20,6 +20,7 @@ from tailorvit.seek.slopes import Accuracies, Slope, estimate
 from tailorvit.space import Space
 
 MAX_REPAIRS = 50
+MAX_DIMS = 10  # 59,048 neighbours, each counted once a step
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ def moves(
     A lower limit asks the same largest member to reach it, so that something in the space can.
     """
     metric, found = size_metric(meter), []
+    if len(space.dims) > MAX_DIMS:
+        raise TailorError(
+            f"S4 looks at all 3^n - 1 neighbours of a space, and this one has n = {len(space.dims)} dimensions; "
+            f"{MAX_DIMS} at most, or use a method without neighbours (s3, autoformer)."
+        )
     for gamma in neighbours(len(space.dims)).tolist():
         try:
             moved = space.shift(dict(zip(space.keys, gamma, strict=True)), nonpositive)
