@@ -286,3 +286,9 @@ def test_the_limit_itself_is_not_legal():
 def test_wrong_settings_are_named(key, value):
     with pytest.raises(TailorError, match=rf"s4\.{key} must lie between"):
         S4Settings(**{key: value})
+
+
+def test_too_many_dimensions_are_refused_before_all_neighbours_are_made():
+    wide = Space("vit", tuple(Dim(f"d{i}", (1, 2)) for i in range(20)))
+    with pytest.raises(TailorError, match="n = 20 dimensions; 10 at most"):
+        moves(wide, FREE)
