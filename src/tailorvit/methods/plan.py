@@ -206,7 +206,7 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
         small["data"] = {"source": "digits", "limit": 400}
         small["limits"] = {}
         if config.method == "fixed":
-            name = fixed_arch(config)[0].family
+            name = config.family if config.arch is None else fixed_arch(config)[0].family
             small["arch"] = {"family": name, **family(name).tiny}
         elif config.space != "auto":
             full = _named_or_inline(config)
