@@ -67,7 +67,7 @@ def run(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or TOML file (default: s4-digits).")] = None,
     data: Annotated[str | None, typer.Option(help="Image folder, .npz/.npy file, digits or torchvision:NAME.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
-    method: Annotated[str | None, typer.Option(help="s4, autoformer or fixed.")] = None,
+    method: Annotated[str | None, typer.Option(help="s4, s3, autoformer, bignas, hat or fixed.")] = None,
     max_params: MaxParams = None,
     min_params: MinParams = None,
     max_macs: MaxMacs = None,

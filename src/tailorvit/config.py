@@ -11,14 +11,25 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.costs.limits import Limits
+from tailorvit.costs.predictor import HatSettings
 from tailorvit.errors import TailorError, unknown
 from tailorvit.search import PRESETS, searcher
+from tailorvit.seek.s3 import S3Settings
 from tailorvit.seek.s4 import S4Settings
 from tailorvit.train.settings import TrainSettings
 
 FORBID = {"extra": "forbid"}
 _BRANCHES = ("str", "int", "float")  # pydantic adds the branch of a union it tried; no recipe key is called so
 T = TypeVar("T")
+
+# What a method's recipe starts from where it is not the defaults; any key of the recipe comes on top.
+STARTS: Mapping[str, Mapping[str, Any]] = {
+    "s3": {"train": {"rule": "sandwich"}},
+    "bignas": {
+        "train": {"rule": "sandwich", "distill": True, "reg_largest_only": True},
+        "final": {"how": "inherit"},  # a single-stage model: its point is that nothing is trained again
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,8 @@ class Config:
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     s4: S4Settings = field(default_factory=S4Settings)
+    s3: S3Settings = field(default_factory=S3Settings)
+    hat: HatSettings = field(default_factory=HatSettings)
     search: dict[str, Any] = field(default_factory=lambda: {"name": "evolution"})
     final: FinalSettings = field(default_factory=FinalSettings)
     analysis: AnalysisSettings = field(default_factory=AnalysisSettings)
@@ -213,7 +226,7 @@ def overrides(pairs: Iterable[str]) -> dict[str, Any]:
 
 def configure(data: Mapping[str, Any]) -> Config:
     """Check a whole recipe. ``final.train`` starts from ``train``: the last training is the same recipe unless told."""
-    data = dict(data)
+    data = merged(STARTS.get(str(data.get("method")), {}), data)
     if isinstance(data.get("train", {}), Mapping) and isinstance(data.get("final", {}), Mapping):
         data["final"] = merged({"train": dict(data.get("train", {}))}, data.get("final", {}))
     return checked(Config, data)

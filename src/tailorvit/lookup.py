@@ -102,6 +102,11 @@ def space_info(
         "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in space.fixed},
         "dims": {d.key: d.to_dict() for d in space.dims},
         "count": space.count(),
+        **(
+            {"multiples": [list(p) for p in space.multiples], "untied": space.count(tied=False)}
+            if space.multiples
+            else {}
+        ),
         "smallest": sized(space.smallest()),
         "typical": sized(middle),
         "largest": sized(space.largest()),

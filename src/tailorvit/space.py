@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from tailorvit.arch import Arch, Gene, Value, number
 from tailorvit.errors import TailorError
+from tailorvit.ties import Ties, pairs_of, tie, weight
 
 Scope = Literal["global", "stage", "block"]
 SCOPES: tuple[Scope, ...] = ("global", "stage", "block")
@@ -83,6 +85,7 @@ class Dim:
             raise TailorError(f"Dimension '{name}': {high} is not {low} plus whole steps of {step}.")
         return cls(name, choices, **{"shift": step, **rest})
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - a Dim is a value; S4 asks for the same few moves thousands of times
     def moved(self, steps: int, nonpositive: Literal["drop", "strict"] = "drop") -> Dim:
         """All choices moved by ``steps`` shifts; what falls under the minimum is dropped, or forbidden when strict."""
         moved = [_plus(c, steps, self.shift) for c in self.choices]
@@ -127,12 +130,17 @@ class Dim:
 
 @dataclass(frozen=True)
 class Space:
-    """A set of architectures: ordered dimensions plus what all members share (``fixed``: image, classes, ...)."""
+    """A set of architectures: ordered dimensions plus what all members share (``fixed``: image, classes, ...).
+
+    ``multiples``: pairs (a, b); b's value is a multiple of a's in every member. Choices that fit none are dropped.
+    """
 
     family: str
     dims: tuple[Dim, ...]
     fixed: tuple[tuple[str, Any], ...] = ()
+    multiples: tuple[tuple[str, str], ...] = ()
     _by_key: dict[str, Dim] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
+    _tied: dict[str, Ties] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         fixed = dict(self.fixed)
@@ -144,6 +152,16 @@ class Space:
         for dim in self.dims:
             if dim.scope == "block" and self._depth_key(dim) not in self._by_key:
                 raise TailorError(f"Block dimension '{dim.key}' needs the dimension '{self._depth_key(dim)}'.")
+        names = set(itertools.chain(*self.multiples))
+        for key in sorted(names):
+            if self[key].scope == "block" or self[key].name == "depth":
+                raise TailorError(f"Dimension '{key}' cannot be tied: it has a value per block, or counts the blocks.")
+        groups = tie(tuple((d.key, d.choices) for d in self.dims if d.key in names), self.multiples)
+        object.__setattr__(self, "_tied", {key: ties for ties in groups for key in ties.keys})
+        for key, ties in self._tied.items():
+            if (left := ties.choices(key)) != self[key].choices:
+                self._by_key[key] = replace(self[key], choices=left)
+        object.__setattr__(self, "dims", tuple(self._by_key.values()))
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -164,11 +182,11 @@ class Space:
     def _blocks(self, stage: int | None) -> list[Dim]:
         return [d for d in self.dims if d.scope == "block" and d.stage == stage]
 
-    def count(self) -> int:
-        """The exact number of different architectures."""
-        total = 1
+    def count(self, tied: bool = True) -> int:
+        """The exact number of different architectures; also of those that break the ties, if these are set aside."""
+        total = math.prod(len(ties.rows) for ties in set(self._tied.values())) if tied else 1
         for dim in self.dims:
-            if dim.scope == "block":
+            if dim.scope == "block" or (tied and dim.key in self._tied):
                 continue
             blocks = self._blocks(dim.stage) if dim.name == "depth" else []
             each = math.prod(len(b.choices) for b in blocks)
@@ -191,6 +209,9 @@ class Space:
             for v in values:
                 if v not in dim.choices:
                     return f"dimension '{dim.key}' has {v}; the choices are {', '.join(map(str, dim.choices))}"
+        for a, b in self.multiples:
+            if arch.one(b) % arch.one(a):
+                return f"dimension '{b}' has {arch.one(b)}, which is no multiple of the {arch.one(a)} of '{a}'"
         return None
 
     def contains(self, arch: Arch) -> bool:
@@ -207,30 +228,43 @@ class Space:
     # -- drawing ----------------------------------------------------------------------------------------------------
 
     def _fill(self, pick: Any) -> Arch:
-        """Build a member by asking ``pick(dim)`` once per value; depths come first, as block genes need them."""
-        genes: dict[str, Gene] = {d.key: pick(d) for d in self.dims if d.scope != "block"}
+        """Build a member by asking ``pick(choices)`` once per value; depths come first, as block genes need them.
+
+        Tied dimensions are asked for together, with their legal rows, where the first of them stands.
+        """
+        genes: dict[str, Gene] = {}
+        for dim in self.dims:
+            if dim.key in self._tied and dim.key not in genes:
+                genes.update(zip(self._tied[dim.key].keys, pick(self._tied[dim.key].rows), strict=True))
+            elif dim.key not in self._tied and dim.scope != "block":
+                genes[dim.key] = pick(dim.choices)
         for dim in self.dims:
             if dim.scope == "block":
                 depth = genes[self._depth_key(dim)]
                 assert isinstance(depth, int)
-                genes[dim.key] = tuple(pick(dim) for _ in range(depth))
+                genes[dim.key] = tuple(pick(dim.choices) for _ in range(depth))
         return Arch(self.family, **genes)
 
     def sample(self, rng: np.random.Generator) -> Arch:
         """Depth uniform, then every other value uniform and independent (not uniform over architectures)."""
-        return self._fill(lambda d: _choose(d.choices, rng))
+        return self._fill(lambda choices: _choose(choices, rng))
 
     def smallest(self) -> Arch:
-        """The member with the lowest choice everywhere."""
-        return self._fill(lambda d: d.low)
+        """The member with the lowest choice everywhere; of tied values the legal row with the least squares."""
+        return self._fill(lambda choices: min(choices, key=weight))
 
     def largest(self) -> Arch:
-        """The member with the highest choice everywhere."""
-        return self._fill(lambda d: d.high)
+        """The member with the highest choice everywhere; of tied values the legal row with the most squares."""
+        return self._fill(lambda choices: max(choices, key=weight))
 
     def with_value(self, arch: Arch, key: str, value: Value, rng: np.random.Generator) -> Arch:
-        """``arch`` with one dimension set (all blocks alike); blocks a greater depth adds are drawn from ``rng``."""
+        """``arch`` with one dimension set (all blocks alike); blocks a greater depth adds are drawn from ``rng``.
+
+        Dimensions tied to this one move to the nearest legal values, of two as near to the one on its way.
+        """
         dim = self[key]
+        if key in self._tied:
+            return arch.replace(**self._tied[key].nearest(arch, key, value))
         if dim.scope == "block":
             return arch.replace(**{key: (value,) * len(arch.many(key))})
         genes: dict[str, Gene] = {key: value}
@@ -280,6 +314,8 @@ class Space:
         for dim in self.dims:
             if dim.scope != "block":
                 genes[dim.key] = (a, b)[int(rng.integers(2))].one(dim.key)
+        for ties in dict.fromkeys(self._tied.values()):
+            genes.update(ties.mended(genes, a, b, rng))
         for dim in self.dims:
             if dim.name != "depth":
                 continue
@@ -307,8 +343,13 @@ class Space:
         return self._with({key: replace(dim, choices=(number(value),))})
 
     def shift(self, steps: Mapping[str, int], nonpositive: Literal["drop", "strict"] = "drop") -> Space:
-        """The neighbouring space with whole intervals moved; see :meth:`Dim.moved` for choices that reach zero."""
-        return self._with({k: self[k].moved(s, nonpositive) for k, s in steps.items() if s})
+        """The neighbouring space with whole intervals moved; choices lost on the way (:meth:`Dim.moved`, or ties that
+        leave them no partner) are forbidden when strict."""
+        moved = self._with({k: self[k].moved(s, nonpositive) for k, s in steps.items() if s})
+        for key in self._tied if nonpositive == "strict" else ():
+            if len(moved[key].choices) < len(self[key].choices):
+                raise TailorError(f"Dimension '{key}' would lose choices by this move: they would divide no partner.")
+        return moved
 
     def with_fixed(self, **fixed: Any) -> Space:
         """The same choices around other shared settings (classes, image size, ...)."""
@@ -328,13 +369,14 @@ class Space:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that reads back to an equal space."""
         fixed = {k: list(v) if isinstance(v, tuple) else v for k, v in self.fixed}
-        return {"family": self.family, "fixed": fixed, "dims": {d.key: d.to_dict() for d in self.dims}}
+        ties = {"multiples": [list(pair) for pair in self.multiples]} if self.multiples else {}
+        return {"family": self.family, "fixed": fixed, "dims": {d.key: d.to_dict() for d in self.dims}, **ties}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Space:
         """Read :meth:`to_dict`'s form (also what a recipe's inline ``[space]`` table holds)."""
-        for key in sorted(set(data) - {"family", "fixed", "dims"}):
-            raise TailorError(f"A space has no key '{key}'; it has family, fixed and dims.")
+        for key in sorted(set(data) - {"family", "fixed", "dims", "multiples"}):
+            raise TailorError(f"A space has no key '{key}'; it has family, fixed and dims, or multiples besides.")
         if "family" not in data or not data.get("dims"):
             raise TailorError("A space needs a 'family' and at least one dimension in 'dims'.")
         for what in ("dims", "fixed"):
@@ -344,7 +386,8 @@ class Space:
             if not isinstance(value, Mapping):
                 raise TailorError(f"Dimension '{key}' is a table with 'choices', not {value!r}.")
         dims = tuple(Dim.from_dict(k, v) for k, v in data["dims"].items())
-        return cls(str(data["family"]), dims, tuple(dict(data.get("fixed", {})).items()))
+        fixed = tuple(dict(data.get("fixed", {})).items())
+        return cls(str(data["family"]), dims, fixed, pairs_of(data.get("multiples", ())))
 
 
 def _choose(options: tuple[Any, ...], rng: np.random.Generator) -> Any:

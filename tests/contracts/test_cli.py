@@ -164,7 +164,7 @@ def test_doctor(call):
         (["run", "--set", "epochs"], ["--set 'epochs'", "train.epochs=50"]),
         (["run", "s4-digit"], ["Unknown recipe 's4-digit'", "Did you mean 's4-digits'?"]),
         (["run", "nowhere.toml"], ["no recipe file 'nowhere.toml'"]),
-        (["run", "--method", "s5"], ["Unknown method 's5'", "autoformer, fixed, s4"]),
+        (["run", "--method", "s5"], ["Unknown method 's5'", "autoformer, bignas, fixed, hat, s3, s4"]),
         (["run", "--set", "family=swan"], ["Unknown family 'swan'"]),
         (["run", "--set", "space=s4-vitt"], ["Unknown space 's4-vitt'", "Did you mean 's4-vit'?"]),
         (["run", "--method", "fixed", "--set", "arch=deit-x"], ["Unknown architecture 'deit-x'"]),

@@ -52,7 +52,7 @@ def test_attention_is_a_distribution_over_the_grid(name):
         close(weights.sum(-1), torch.ones(weights.shape[:-1]))
         places = {tuple(p) for p in m.queries.flatten(0, 1).tolist()}
         assert places >= {(r, c) for r in range(m.grid[0]) for c in range(m.grid[1])}
-        assert weights.std((0, 2)).max() > 1e-3, "images and heads differ, so should their maps"
+        assert keys == 1 or weights.std((0, 2)).max() > 1e-3, "images and heads differ, so should their maps"
     torch.testing.assert_close(plain(x), before, atol=0, rtol=0)
 
 

@@ -25,7 +25,9 @@ def test_pure_in_seed_and_step(name, where):
     again = RULES[name](named_space(where))
     for (seed, step), archs in reversed(first.items()):
         assert again.archs_at(seed, step) == archs
-    assert len(set(first.values())) == len(first), "other seeds and steps draw other architectures"
+    # Fifteen draws; a space of 18 members must repeat some, one of thousands should not.
+    least = len(first) if named_space(where).count() > 1000 else 3
+    assert len(set(first.values())) >= least, "other seeds and steps draw other architectures"
 
 
 @rules

@@ -23,7 +23,14 @@ from tailorvit.runs import Run, checkpoint
 
 QUICK = ["train.epochs=1", "final.train.epochs=1", "s4.iterations=1", "s4.pairs=2"]
 MINE = 'method = "s4"\n[limits]\nmax_params = "20k"\n[train]\nlr = 2e-3\n'
-RECIPES = {"s4": [], "autoformer": ["method=autoformer"], "fixed": ["method=fixed"]}
+RECIPES = {
+    "s4": [],
+    "s3": ["method=s3"],
+    "autoformer": ["method=autoformer"],
+    "fixed": ["method=fixed"],
+    "bignas": ["method=bignas", "final.how=retrain"],
+    "hat": ["method=hat", "limits.max_latency=1s"],
+}
 
 
 def go(folder, *sets, **options):

@@ -227,7 +227,8 @@ def test_shrunk_spaces_keep_their_shape_and_are_small(name):
     full = named_space(name)
     small = shrunk(full)
     assert small.keys == full.keys and [d.scope for d in small.dims] == [d.scope for d in full.dims]
-    assert Meter.for_space(small).cost("params", small.largest()) < 30_000
+    most = 30_000 if full.family == "vit" else 200_000  # four stages double their width three times
+    assert Meter.for_space(small).cost("params", small.largest()) < most
     assert all(len(d.choices) <= len(f.choices) for d, f in zip(small.dims, full.dims))
 
 
@@ -244,8 +245,8 @@ def test_scaled_limits_keep_their_place():
 
 
 def test_methods_table():
-    assert set(METHODS) >= {"s4", "autoformer", "fixed"}
+    assert set(METHODS) >= {"s4", "s3", "autoformer", "bignas", "hat", "fixed"}
     for name, record in METHODS.items():
         assert record.name == name and record.summary and method(name) is record
-    with pytest.raises(TailorError, match=r"Unknown method 's5'\. Known: autoformer, fixed, s4"):
+    with pytest.raises(TailorError, match=r"Unknown method 's5'\. Known: autoformer, bignas, fixed, hat, s3, s4"):
         method("s5")

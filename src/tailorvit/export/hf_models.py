@@ -60,9 +60,10 @@ class TailorVitForImageClassification(PreTrainedModel):  # type: ignore[misc]
         found = super().from_pretrained(*args, **kwargs)
         model = found[0] if isinstance(found, tuple) else found
         with torch.device("cpu"), torch.no_grad():
-            tables = dict(model._fresh().named_buffers())
+            tables, filed = dict(model._fresh().named_buffers()), model.network.state_dict()
             for name, buffer in model.network.named_buffers():
-                buffer.copy_(tables[name])
+                if name not in filed:  # what batch norms have seen is in the file
+                    buffer.copy_(tables[name])
         return found
 
     def forward(

@@ -48,8 +48,9 @@ def build_network(
 @register_model
 def tailorvit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """A network found by TailorViT; its settings come with the folder it is opened from."""
-    depth = len((kwargs.get("settings") or {}).get("heads", [1]))
-    last = kwargs.pop("out_indices", min(3, depth))
+    settings = kwargs.get("settings") or {}
+    maps = len(settings["stages"]) if "stages" in settings else min(3, len(settings.get("heads", [1])))
+    last = kwargs.pop("out_indices", maps)  # every stage, or the last blocks of a network without stages
     found: nn.Module = build_model_with_cfg(
         build_network,
         "tailorvit",

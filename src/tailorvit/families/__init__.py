@@ -7,10 +7,14 @@ from typing import Any
 
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families.base import Family, Layer, Named
+from tailorvit.families.pit import PIT
+from tailorvit.families.shunted import SHUNTED
+from tailorvit.families.swin import SWIN
 from tailorvit.families.vit import VIT
+from tailorvit.families.windowed import WINDOWED
 from tailorvit.space import Space
 
-FAMILIES: Mapping[str, Family] = {f.name: f for f in (VIT,)}
+FAMILIES: Mapping[str, Family] = {f.name: f for f in (VIT, PIT, SHUNTED, SWIN, WINDOWED)}
 
 __all__ = ["FAMILIES", "Family", "Layer", "Named", "family", "named_arch", "named_space", "with_fixed"]
 

@@ -154,7 +154,7 @@ class Session:
             trained = train(model, batches, rule, settings, seed, RunSink(self, stage), evaluate, self.device)
             # The checkpoint keeps what the stage is for: weights (the average, where one was kept), no optimiser.
             done = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
-            weights = {f"model/{n}": p.detach() for n, p in model.named_parameters()}
+            weights = {f"model/{n}": t for n, t in model.state_dict().items()}
             self.run.save_checkpoint(stage, weights, {"done": done})
         self.run.finish(stage, done)
         return model
@@ -273,9 +273,9 @@ def sample(space: Space, count: int, rng: Any) -> list[Arch]:
 
 @torch.no_grad()
 def _load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    named = dict(model.named_parameters())
+    named = model.state_dict()  # batch statistics included
     state = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
     if {k: tuple(v.shape) for k, v in state.items()} != {k: tuple(v.shape) for k, v in named.items()}:
         raise TailorError("A checkpoint of this run belongs to another space or network: names or shapes differ.")
-    for name, parameter in named.items():
-        parameter.copy_(state[name])
+    for name, tensor in named.items():
+        tensor.copy_(state[name])

@@ -5,8 +5,17 @@ PLAIN names them by family: ``PLAIN["vit"].from_settings(network.settings)`` is 
 
 from __future__ import annotations
 
+from tailorvit.plain.pit import PlainPiT
+from tailorvit.plain.shunted import PlainShunted
 from tailorvit.plain.vit import PlainViT
+from tailorvit.plain.windowed import PlainWindowed
 
-PLAIN: dict[str, type[PlainViT]] = {"vit": PlainViT}
+PLAIN: dict[str, type[PlainViT | PlainPiT | PlainShunted | PlainWindowed]] = {
+    "vit": PlainViT,
+    "pit": PlainPiT,
+    "shunted": PlainShunted,
+    "swin": PlainWindowed,
+    "windowed": PlainWindowed,
+}
 
-__all__ = ["PLAIN", "PlainViT"]
+__all__ = ["PLAIN", "PlainPiT", "PlainShunted", "PlainViT", "PlainWindowed"]

@@ -199,7 +199,7 @@ def gains(facts: Facts) -> list[Gain]:
         name, _, step = trial.stage.partition("-")
         if name == "edf" and step.isdecimal() and len(step) < 6 and trial.accuracy is not None:
             known.setdefault(int(step), []).append(trial.accuracy)
-    found, warm = [], table(facts.settings.get("s4")).get("warm_start") is True
+    found, warm = [], table(facts.settings.get(facts.method)).get("warm_start") is True
     for decision in facts.decisions:
         if decision.stop or decision.gamma == "no move":
             continue

@@ -199,7 +199,7 @@ def _edf(facts: Facts) -> Figure | None:
     title = "Error distribution of every space"
     longer = (
         " With warm start a later supernet has also trained longer, which moves its curve to the left by itself."
-        if len(samples) > 1 and table(facts.settings.get("s4")).get("warm_start") is True
+        if len(samples) > 1 and table(facts.settings.get(facts.method)).get("warm_start") is True
         else ""
     )
     return Figure(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -45,23 +46,25 @@ class _State:
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.model, self.optimizer = model, make_optimizer(model, settings)
         self.ema = {n: p.detach().clone() for n, p in model.named_parameters()} if settings.ema else None
+        kept = model.state_dict()
+        self.statistics = [b for n, b in model.named_buffers() if n in kept]  # of batch norms: a forward changes them
         self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0}
 
     def tensors(self) -> dict[str, Tensor]:
-        weights = {f"model/{n}": p.detach() for n, p in self.model.named_parameters()}
+        weights = {f"model/{n}": t for n, t in self.model.state_dict().items()}  # batch statistics included
         moments = {f"optim/{n}": t for n, t in optimizer_tensors(self.model, self.optimizer).items()}
         return {**weights, **moments, **{f"ema/{n}": t for n, t in (self.ema or {}).items()}}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        named = dict(self.model.named_parameters())
+        named = self.model.state_dict()
         wanted = {k.split("/", 1)[1]: v for k, v in tensors.items() if k.startswith("model/")}
         if {k: tuple(v.shape) for k, v in wanted.items()} != {k: tuple(v.shape) for k, v in named.items()}:
             raise TailorError(
                 "The checkpoint belongs to another space or network: its tensors have other names or shapes."
             )
-        for name, parameter in named.items():
-            parameter.copy_(wanted[name])
+        for name, tensor in named.items():
+            tensor.copy_(wanted[name])
         moments = [(k.split("/", 1)[1], v) for k, v in tensors.items() if k.startswith("optim/")]
         restore_optimizer(self.model, self.optimizer, moments)
         if self.ema is not None:
@@ -75,6 +78,21 @@ class _State:
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Cross entropy against soft targets, in float32."""
     return -(target * logits.float().log_softmax(-1)).sum(-1).mean()
+
+
+@contextmanager
+def without_drop_path(model: nn.Module) -> Iterator[None]:
+    """No stochastic depth inside; everything else stays as in training (evaluation mode would change batch norms)."""
+    blocks: list[tuple[Any, Any]] = [
+        (m, m.rate) for m in model.modules() if isinstance(getattr(m, "rate", None), int | float)
+    ]
+    try:
+        for block, _ in blocks:
+            block.rate = 0.0
+        yield
+    finally:
+        for block, rate in blocks:
+            block.rate = rate
 
 
 def train(
@@ -155,18 +173,28 @@ def _step(
     lr: float,
     device: str,
 ) -> tuple[float | None, int]:
-    """One optimiser step over the architectures of the rule; (None, 0) when something was not finite."""
+    """One optimiser step over the architectures of the rule; (None, 0) when something was not finite.
+
+    A rule names its largest architecture first. With ``distill`` that one alone learns from the labels and the others
+    from its answers; with ``reg_largest_only`` it alone drops paths. AdamW's decay is no part of the gradient: it
+    acts once a step on the whole of the largest, so it is the largest's in any case.
+    """
     optimizer = state.optimizer
     x, y, target = (t.to(device, non_blocking=True) for t in (batch.x, batch.y, batch.target))
     optimizer.zero_grad(set_to_none=True)
     # The sum of gradients, or their mean when clipping, so that the clip means the same for every rule.
     share = 1 / len(archs) if settings.clip else 1.0
     loss_value, correct = 0.0, 0
-    for arch in archs:
-        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=settings.precision == "bf16"):
+    statistics = [s.clone() for s in state.statistics]
+    for i, arch in enumerate(archs):
+        spare = settings.reg_largest_only and i > 0
+        paths: AbstractContextManager[None] = without_drop_path(model) if spare else nullcontext()
+        with paths, torch.autocast(torch.device(device).type, torch.bfloat16, enabled=settings.precision == "bf16"):
             logits = call(x) if arch is None else call(x, arch, settings.masked)
         loss = soft_cross_entropy(logits, target)
         (loss * share).backward()
+        if settings.distill and i == 0:
+            target = logits.detach().float().softmax(-1)
         if isinstance(optimizer, SliceAdamW):
             every: Slices = {name: () for name, _ in model.named_parameters()}
             optimizer.use(model, every if arch is None else cast(Elastic, model).slices(arch))
@@ -180,6 +208,8 @@ def _step(
     if not (math.isfinite(loss_value) and math.isfinite(float(norm))):
         if isinstance(optimizer, SliceAdamW):
             optimizer.used.clear()
+        for now, before in zip(state.statistics, statistics, strict=True):
+            now.copy_(before)
         return None, 0
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -217,8 +247,8 @@ def shortened(settings: TrainSettings, share: float) -> TrainSettings:
 @torch.no_grad()
 def inherit(target: nn.Module, source: nn.Module) -> int:
     """Copy the overlapping prefix of every tensor both networks have; returns how many tensors overlapped."""
-    theirs, count = dict(source.named_parameters()), 0
-    for name, mine in target.named_parameters():
+    theirs, count = source.state_dict(), 0
+    for name, mine in target.state_dict().items():
         if name in theirs and theirs[name].dim() == mine.dim():
             box = tuple(slice(min(a, b)) for a, b in zip(mine.shape, theirs[name].shape, strict=True))
             mine[box] = theirs[name][box].to(mine.device)

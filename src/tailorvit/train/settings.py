@@ -30,6 +30,8 @@ class TrainSettings:
     ema: float = 0.0  # decay of the weights' moving average; 0 keeps none
     precision: Literal["fp32", "bf16"] = "fp32"
     rule: Literal["single_path", "sandwich"] = "single_path"
+    distill: bool = False  # sandwich only: the largest network's answers are the others' targets (BigNAS)
+    reg_largest_only: bool = False  # sandwich only: drop path in the largest network alone (BigNAS)
     freeze: Literal["none", "tensor", "slice"] = "none"
     masked: bool = False  # one static graph for every architecture instead of slices
     compile: bool = False  # torch.compile for plain networks; supernets run as they are
@@ -59,6 +61,12 @@ class TrainSettings:
             raise TailorError("train.drop_path and train.ema must lie in [0, 1).")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise TailorError(f"train.betas must lie in [0, 1), not {list(self.betas)}.")
+        for name in ("distill", "reg_largest_only"):
+            if getattr(self, name) and self.rule != "sandwich":
+                raise TailorError(
+                    f"train.{name} needs train.rule = 'sandwich', which trains the largest network every step, "
+                    f"not '{self.rule}'."
+                )
 
     @property
     def peak_lr(self) -> float:

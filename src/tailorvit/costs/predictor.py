@@ -1,0 +1,151 @@
+"""Latency predicted from counted features: a ridge regression on measured architectures, as HAT does with a network.
+
+HAT (ACL 2020) fits a small network to 2,000 measurements. Latency is nearly a sum over layers, so a linear model of
+counted features needs some hundred, has no random start, and is the same for the same measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailorvit.arch import Arch
+from tailorvit.costs.count import Counter
+from tailorvit.costs.limits import Metric
+from tailorvit.costs.meter import Meter
+from tailorvit.errors import TailorError
+
+Floats = NDArray[np.float64]
+PENALTIES = tuple(10.0**k for k in range(-6, 3))  # tried by leaving one out
+LEAST = 4  # measurements to fit and to check with, together
+
+
+@dataclass(frozen=True)
+class HatSettings:
+    """What HAT measures on the device before it trains anything."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
+
+    samples: int = 120  # architectures measured to fit the predictor; the paper measures 2,000
+    held_out: int = 30  # architectures measured besides, to state its error
+    rounds: int = 3  # times all of them are measured, one round after the other; the median counts
+    quantile: float = 0.5  # without limits.max_latency: the limit is this quantile of what was measured
+
+    def __post_init__(self) -> None:
+        bounds = (("samples", 2, 100_000), ("held_out", 2, 100_000), ("rounds", 1, 100), ("quantile", 0, 1))
+        for name, low, high in bounds:
+            if not low <= getattr(self, name) <= high:
+                raise TailorError(f"hat.{name} must lie between {low} and {high}, not {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well predictions agree with measurements the fit never saw."""
+
+    samples: int
+    held_out: int
+    mape: float  # mean absolute error in percent of the measured latency
+    worst: float  # the largest such error
+    rank: float | None  # Spearman's; None where all are alike
+    constant_mape: float  # the same error of always answering the mean: what the features are worth
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)  # arrays have no single truth to compare
+class Predictor:
+    """Seconds a pass, as a linear function of scaled features."""
+
+    counter: Counter
+    mean: Floats
+    scale: Floats
+    weights: Floats  # one a feature, then the constant
+    floor: float  # no answer below: lines run under zero, clocks do not
+
+    def __call__(self, arch: Arch) -> float:
+        """Predicted seconds."""
+        row = (features(self.counter, arch) - self.mean) / self.scale
+        return max(float(row @ self.weights[:-1] + self.weights[-1]), self.floor)
+
+
+def features(counter: Counter, arch: Arch) -> Floats:
+    """Parameters, MACs, parts, and every gene: a number as it is, a row of numbers as its sum."""
+    params, macs = counter.both(arch)
+    genes = [float(sum(g)) if isinstance(g, tuple) else float(g) for g in arch.values()]
+    return np.array([params, macs, len(counter.family.segments(arch)), *genes], dtype=np.float64)
+
+
+def fit(counter: Counter, archs: Sequence[Arch], seconds: Sequence[float]) -> Predictor:
+    """The ridge regression with the least relative error, its penalty chosen by leaving one out."""
+    x, y = np.stack([features(counter, a) for a in archs]), np.asarray(seconds, dtype=np.float64)
+    mean, spread = x.mean(0), x.std(0)
+    scale = np.where(spread > 0, spread, 1.0)
+    # Rows divided by their latency: errors count in percent, so fast networks weigh as much as slow ones.
+    rows = np.column_stack([(x - mean) / scale, np.ones(len(x))]) / y[:, None]
+    _, weights = min((_ridge(rows, penalty) for penalty in PENALTIES), key=lambda found: found[0])
+    return Predictor(counter, mean, scale, weights, float(y.min()) / 10)
+
+
+def _ridge(rows: Floats, penalty: float) -> tuple[float, Floats]:
+    """(leave-one-out error, weights) of rows @ weights = 1; the constant in the last column is not penalised."""
+    free = np.ones(rows.shape[1])
+    free[-1] = 0.0
+    # Penalties are shares of the rows' own size, so that seconds and milliseconds give the same fit.
+    size = float((rows[:, -1] ** 2).sum())
+    inverse = np.linalg.pinv(rows.T @ rows + penalty * size * np.diag(free), hermitian=True) @ rows.T
+    weights: Floats = inverse @ np.ones(len(rows))
+    lever = np.einsum("ij,ji->i", rows, inverse)
+    left_out = (1.0 - rows @ weights) / np.maximum(1.0 - lever, 1e-6)
+    return float((left_out**2).mean()), weights
+
+
+def fitted(counter: Counter, archs: Sequence[Arch], seconds: Sequence[float], held_out: int) -> tuple[Predictor, Fit]:
+    """Fit on all but the last ``held_out`` and judge on those; of a short list at most half is held out."""
+    if len(archs) < LEAST:
+        raise TailorError(f"A latency predictor needs at least {LEAST} different architectures, not {len(archs)}.")
+    held = min(held_out, len(archs) // 2)
+    model = fit(counter, archs[:-held], seconds[:-held])
+    truth = np.asarray(seconds[-held:])
+    answers = np.array([model(arch) for arch in archs[-held:]])
+    errors = 100 * np.abs(answers - truth) / truth
+    constant = 100 * np.abs(np.mean(seconds[:-held]) - truth) / truth
+    return model, Fit(
+        samples=len(archs) - held,
+        held_out=held,
+        mape=float(errors.mean()),
+        worst=float(errors.max()),
+        rank=_spearman(answers, truth),
+        constant_mape=float(constant.mean()),
+    )
+
+
+def _spearman(a: Floats, b: Floats) -> float | None:
+    from scipy.stats import rankdata
+
+    x, y = rankdata(a), rankdata(b)
+    if x.std() == 0 or y.std() == 0:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+class PredictedMeter(Meter):
+    """A meter whose latency is predicted, so that a search may ask for thousands. Nothing predicted is recorded."""
+
+    def __init__(self, *meter: Any, predictor: Predictor, **rest: Any) -> None:
+        super().__init__(*meter, **rest)
+        self.predictor = predictor
+        self._predicted: dict[Arch, float] = {}
+
+    def cost(self, metric: Metric, arch: Arch) -> float:
+        """As any meter's, latency predicted."""
+        if metric != "latency":
+            return super().cost(metric, arch)
+        if arch not in self._predicted:
+            self._predicted[arch] = self.predictor(arch)
+        return self._predicted[arch]

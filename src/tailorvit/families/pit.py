@@ -1,0 +1,388 @@
+"""PiT, pooling-based vision transformer: three stages whose width is heads times a common base; TF-TAS' second space.
+
+Rethinking Spatial Dimensions of Vision Transformers (ICCV 2021); searched by TF-TAS: Training-free Transformer
+Architecture Search (CVPR 2022, Tables C and D).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailorvit.arch import Arch
+from tailorvit.elastic.layers import drop_path as dropped
+from tailorvit.elastic.per_head import Axes, Dense, Filters, Group
+from tailorvit.elastic.slicing import Width, prefix
+from tailorvit.errors import TailorError
+from tailorvit.families.base import Family, Layer
+from tailorvit.families.pit_named import (
+    ARCHS,
+    GENES,
+    SPACES,
+    STAGES,
+    TINY,
+    auto_space,
+    baseline,
+    pit_arch,
+    settle,
+    shrink,
+)
+from tailorvit.families.pit_views import attention
+from tailorvit.plain.pit import PitFrame, PlainPiT, pit_initialise
+from tailorvit.space import Space
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+# A stage's channels are kept as (heads, base) and cut on both axes, so that head j of every member shares its weights
+# whatever the base is; one axis of heads * base would hand head 1 of a narrow member to head 0 of a wide one.
+
+
+class Attention(nn.Module):
+    """Head j is the same rows in every sub-network."""
+
+    def __init__(self, width: tuple[int, int]) -> None:
+        super().__init__()
+        self.qkv, self.proj = Dense((3, *width), width), Dense(width, width)
+
+    def forward(self, x: Tensor, width: tuple[Width, Width]) -> Tensor:
+        """(B, N, embed) to (B, N, embed)."""
+        heads, base = width
+        qkv = self.qkv(x, (None, *width), width).unflatten(-1, (3, heads.size, base.size))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=base.size**-0.5)
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2), width, width)
+        return out
+
+
+class Mlp(nn.Module):
+    """Two linear layers around a GELU; the hidden width is a prefix."""
+
+    def __init__(self, width: tuple[int, int], hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = Dense((hidden,), width), Dense(width, (hidden,))
+
+    def forward(self, x: Tensor, width: Axes, hidden: Width) -> Tensor:
+        """Same shape out as in."""
+        out: Tensor = self.fc2(F.gelu(self.fc1(x, (hidden,), width)), width, (hidden,))
+        return out
+
+
+class Block(nn.Module):
+    """Pre-norm block whose widths come with the call."""
+
+    def __init__(self, width: tuple[int, int], hidden: int, rate: float, eps: float) -> None:
+        super().__init__()
+        self.rate, self.eps = rate, eps
+        self.norm1, self.attn = Filters(width), Attention(width)
+        self.norm2, self.mlp = Filters(width), Mlp(width, hidden)
+
+    def forward(self, x: Tensor, width: tuple[Width, Width], hidden: Width) -> Tensor:
+        """(B, N, embed) to (B, N, embed)."""
+        size = (x.shape[-1],)
+        branch = self.attn(F.layer_norm(x, size, *self.norm1.cut(width), self.eps), width)
+        x = x + dropped(branch, self.rate, self.training)
+        branch = self.mlp(F.layer_norm(x, size, *self.norm2.cut(width), self.eps), width, hidden)
+        return x + dropped(branch, self.rate, self.training)
+
+
+class Pool(nn.Module):
+    """To the next stage: head h' there filters head h' mod heads here, so most heads keep their source in all members.
+
+    timm's grouped convolution hands each channel's copies to neighbours instead, which is the same network with its
+    channels in another order; :func:`extract` reorders them.
+    """
+
+    def __init__(self, before: tuple[int, int], width: tuple[int, int]) -> None:
+        super().__init__()
+        self.conv, self.fc = Filters(width, 1, 3, 3), Dense(width, before)
+
+    def forward(self, x: Tensor, token: Tensor, before: Axes, width: tuple[Width, Width]) -> tuple[Tensor, Tensor]:
+        """The map and the class token of the next stage."""
+        channels = width[0].size * width[1].size
+        x = x.repeat(1, channels // x.shape[1], 1, 1)
+        x = F.conv2d(x, *self.conv.cut(width), stride=2, padding=1, groups=channels)
+        return x, self.fc(token, width, before)
+
+
+class Stage(nn.Module):
+    """Pooling, but in the first stage, and blocks."""
+
+    def __init__(self, pool: Pool | None, blocks: Sequence[Block]) -> None:
+        super().__init__()
+        self.pool, self.blocks = pool, nn.ModuleList(blocks)
+
+
+class Patches(nn.Module):
+    """The filters of the overlapping patches."""
+
+    def __init__(self, width: tuple[int, int], frame: PitFrame) -> None:
+        super().__init__()
+        self.conv = Filters(width, frame.channels, frame.patch, frame.patch)
+
+
+# -- model ------------------------------------------------------------------------------------------------------------
+
+
+class ElasticPiT(nn.Module):
+    """The supernet and every sub-network: ``model(x, arch)``; no arch means the largest."""
+
+    def __init__(self, space: Space, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.space, self.frame = space, frame_of(dict(space.fixed))
+        base, frame = int(space["base"].high), self.frame
+        widths = [(int(space[f"heads.{s}"].high), base) for s in STAGES]
+        depths = [int(space[f"depth.{s}"].high) for s in STAGES]
+        self.most, self.depths = widths, depths
+        self.hidden = [int(h * b * space["mlp"].high) for h, b in widths]
+        # Rates belong to the absolute block index of the largest network, so a block keeps its rate in all.
+        total = sum(depths)
+        rates = iter([drop_path * i / max(total - 1, 1) for i in range(total)])
+        self.patch_embed = Patches(widths[0], frame)
+        self.pos_embed = nn.Parameter(torch.empty(*widths[0], *frame.grids[0]))
+        self.cls_token = nn.Parameter(torch.empty(*widths[0]))
+        self.transformers = nn.ModuleList(
+            Stage(
+                Pool(widths[s - 1], widths[s]) if s else None,
+                [Block(widths[s], self.hidden[s], next(rates), frame.eps) for _ in range(depths[s])],
+            )
+            for s in range(len(widths))
+        )
+        self.norm = Filters(widths[-1])
+        self.head = Dense((frame.classes,), widths[-1])
+        pit_initialise(self, min(h * b for h, b in widths), frame.init, self._inputs())
+
+    def _inputs(self) -> dict[str, int]:
+        """Numbers an output is summed from, per weight: what is left of its shape behind the shape of the bias."""
+        owners = {n: m for n, m in self.named_modules() if isinstance(m, Dense | Filters)}
+        return {f"{n}.weight": m.weight.numel() // m.bias.numel() for n, m in owners.items()}
+
+    def plan(self, arch: Arch) -> tuple[list[tuple[Width, Width]], list[Width]]:
+        """Widths (heads, base) and hidden width per stage; refuses what the supernet has no weights for."""
+        base, heads = int(arch.one("base")), [int(arch.one(f"heads.{s}")) for s in STAGES]
+        hidden = [int(base * h * arch.one("mlp")) for h in heads]
+        asked = {"base": (base, self.most[0][1])}
+        for i, s in enumerate(STAGES):
+            asked[f"depth.{s}"] = (int(arch.one(f"depth.{s}")), self.depths[i])
+            asked[f"heads.{s}"] = (heads[i], self.most[i][0])
+        asked["mlp"] = max(zip(hidden, self.hidden, strict=True), key=lambda pair: pair[0] - pair[1])
+        for gene, (wanted, there) in asked.items():
+            if wanted > there:
+                raise TailorError(
+                    f"The supernet is too small for the architecture: '{gene}' needs {wanted} of {there}."
+                )
+        _check_pool(heads[0], heads[1])
+        _check_pool(heads[1], heads[2])
+        return [(Width(h), Width(base)) for h in heads], [Width(h) for h in hidden]
+
+    def forward(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor:
+        """Logits (B, classes) of one arch."""
+        if masked or not (arch is None or isinstance(arch, Arch)):
+            raise TailorError("The pit family runs sliced only: one architecture a call, not masked.")
+        arch = arch or self.space.largest()
+        widths, hidden = self.plan(arch)
+        x = F.conv2d(x, *self.patch_embed.conv.cut(widths[0]), stride=self.frame.stride)
+        x = x + prefix(self.pos_embed, *widths[0]).flatten(0, 1)
+        token = prefix(self.cls_token, *widths[0]).flatten().expand(x.shape[0], 1, -1)
+        for i, stage in enumerate(self.transformers):
+            assert isinstance(stage, Stage)
+            if stage.pool is not None:
+                x, token = stage.pool(x, token, widths[i - 1], widths[i])
+            grid, tokens = x.shape[2:], torch.cat([token.to(x.dtype), x.flatten(2).transpose(1, 2)], 1)
+            for block in stage.blocks[: int(arch.one(f"depth.{STAGES[i]}"))]:
+                tokens = block(tokens, widths[i], hidden[i])
+            x, token = tokens[:, 1:].transpose(1, 2).unflatten(-1, grid), tokens[:, :1]
+        token = F.layer_norm(token[:, 0], token.shape[2:], *self.norm.cut(widths[-1]), self.frame.eps)
+        logits: Tensor = self.head(token, (None,), widths[-1])
+        return logits
+
+    def groups(self, arch: Arch) -> dict[str, tuple[Group, ...]]:
+        """Per parameter, the axes this arch cuts, as they lie together in the plain network."""
+        widths, hidden = self.plan(arch)
+        here = [Group(w, s) for s, w in enumerate(widths)]
+        used: dict[str, tuple[Group, ...]] = {"pos_embed": (here[0],), "cls_token": (here[0],)}
+
+        def put(name: str, out: Group, *inputs: Group) -> None:
+            used[f"{name}.weight"], used[f"{name}.bias"] = (out, *inputs), (out,)
+
+        put("patch_embed.conv", here[0])
+        put("norm", here[-1])
+        put("head", Group((None,)), here[-1])
+        for s, width in enumerate(widths):
+            stage, inner, wide = f"transformers.{s}", Group((None, *width)), Group((hidden[s],))
+            if s:
+                put(f"{stage}.pool.conv", here[s])
+                put(f"{stage}.pool.fc", here[s], here[s - 1])
+            for i in range(int(arch.one(f"depth.{STAGES[s]}"))):
+                block = f"{stage}.blocks.{i}"
+                put(f"{block}.norm1", here[s])
+                put(f"{block}.attn.qkv", inner, here[s])
+                put(f"{block}.attn.proj", here[s], Group(width))
+                put(f"{block}.norm2", here[s])
+                put(f"{block}.mlp.fc1", wide, here[s])
+                put(f"{block}.mlp.fc2", here[s], wide)
+        return used
+
+    def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
+        """Per parameter, the prefix this arch uses."""
+        return {name: tuple(w for g in groups for w in g.axes) for name, groups in self.groups(arch).items()}
+
+
+def build(frame: PitFrame, arch: Arch, drop_path: Any = 0.0) -> PlainPiT:
+    """The plain network of an architecture, freshly initialised."""
+    heads, depth = ([int(arch.one(f"{gene}.{s}")) for s in STAGES] for gene in ("heads", "depth"))
+    _check_pool(heads[0], heads[1])
+    _check_pool(heads[1], heads[2])
+    return PlainPiT(frame, int(arch.one("base")), depth, heads, arch.one("mlp"), drop_path)
+
+
+def _orders(base: int, heads: Sequence[int]) -> list[Tensor]:
+    """Per stage, which of our channels timm's channel p is: timm keeps the copies of a channel side by side."""
+    orders = [torch.arange(base * heads[0])]
+    for before, after in itertools.pairwise(heads):
+        copies = torch.arange(after // before) * before * base
+        orders.append((orders[-1][:, None] + copies).flatten())
+    return orders
+
+
+def extract(model: nn.Module, arch: Arch) -> PlainPiT:
+    """The plain network that holds this architecture's slice of the supernet's weights, in timm's order of channels."""
+    assert isinstance(model, ElasticPiT)
+    depths = [int(arch.one(f"depth.{s}")) for s in STAGES]
+    rates = [b.rate for s, n in zip(model.transformers, depths, strict=True) for b in s.blocks[:n]]  # type: ignore[index]
+    device = model.cls_token.device
+    plain = build(model.frame, arch, rates).to(device)
+    orders = [o.to(device) for o in _orders(int(arch.one("base")), [int(arch.one(f"heads.{s}")) for s in STAGES])]
+    weights, shapes, state = dict(model.named_parameters()), plain.state_dict(), {}
+    for name, groups in model.groups(arch).items():
+        weight = prefix(weights[name].detach(), *(w for g in groups for w in g.axes))
+        for axis, group in enumerate(groups):
+            weight = weight.flatten(axis, axis + len(group.axes) - 1)
+            if group.stage is not None:
+                weight = weight.index_select(axis, orders[group.stage])
+        state[name] = weight.reshape(shapes[name].shape).clone()
+    plain.load_state_dict(state)
+    return plain
+
+
+# -- layer inventory --------------------------------------------------------------------------------------------------
+
+
+def _check_pool(before: int, after: int) -> None:
+    if after % before:
+        raise TailorError(f"A pit needs heads that divide those of the next stage: {after} is no multiple of {before}.")
+
+
+def segments(arch: Arch) -> list[Hashable]:
+    """Stem, per stage its pooling and blocks, head; equal entries cost the same."""
+    base, ratio = int(arch.one("base")), arch.one("mlp")
+    heads = [int(arch.one(f"heads.{s}")) for s in STAGES]
+    found: list[Hashable] = [("stem", base * heads[0])]
+    for i, s in enumerate(STAGES):
+        if i:
+            found.append(("pool", i, base * heads[i - 1], base * heads[i]))
+        found += [("block", i, base * heads[i], ratio)] * int(arch.one(f"depth.{s}"))
+    return [*found, ("head", base * heads[-1])]
+
+
+def layers(frame: PitFrame, segment: Any) -> list[Layer]:
+    """Exact parameters and MACs of one segment."""
+    kind, *facts = segment
+    if kind == "stem":
+        (d,), pixels, n = facts, frame.channels * frame.patch**2, frame.grids[0][0] * frame.grids[0][1]
+        return [
+            Layer("patch_embed", (pixels + 1) * d, pixels * n * d),
+            Layer("cls_token", d, 0),
+            Layer("pos_embed", n * d, 0),
+        ]
+    if kind == "head":
+        (d,) = facts
+        return [Layer("norm", 2 * d, 0), Layer("head", frame.classes * (d + 1), frame.classes * d)]
+    high, wide = frame.grids[facts[0]]
+    if kind == "pool":
+        _, before, d = facts
+        _check_pool(before, d)
+        return [Layer("pool.conv", 10 * d, 9 * d * high * wide), Layer("pool.fc", before * d + d, before * d)]
+    _, d, ratio = facts
+    tokens, hidden = high * wide + 1, int(d * ratio)
+    return [
+        Layer("blocks.norm", 4 * d, 0),
+        Layer("blocks.attn.qkv", 3 * d * d + 3 * d, 3 * tokens * d * d),
+        Layer("blocks.attn", 0, 2 * tokens**2 * d),
+        Layer("blocks.attn.proj", d * d + d, tokens * d * d),
+        Layer("blocks.mlp.fc1", hidden * d + hidden, tokens * d * hidden),
+        Layer("blocks.mlp.fc2", hidden * d + d, tokens * d * hidden),
+    ]
+
+
+def outline(frame: PitFrame, arch: Arch) -> list[dict[str, Any]]:
+    """Shape and cost of every block."""
+    rows, base, ratio = [], int(arch.one("base")), arch.one("mlp")
+    for i, s in enumerate(STAGES):
+        heads, (high, wide) = int(arch.one(f"heads.{s}")), frame.grids[i]
+        embed = base * heads
+        parts = layers(frame, ("block", i, embed, ratio))
+        for block in range(1, int(arch.one(f"depth.{s}")) + 1):
+            shape = {"stage": s, "block": block, "tokens": high * wide + 1, "embed": embed, "heads": heads}
+            inner = {"qkv": embed, "mlp": ratio, "hidden": int(embed * ratio), "window": None}
+            cost = {"params": sum(p.params for p in parts), "macs": sum(p.macs for p in parts)}
+            rows.append({**shape, **inner, **cost})
+    return rows
+
+
+# -- entry record -----------------------------------------------------------------------------------------------------
+
+
+def frame_of(fixed: Mapping[str, Any]) -> PitFrame:
+    """Type and check the shared settings."""
+    known = {f.name for f in fields(PitFrame)}
+    for key in sorted(set(fixed) - known):
+        raise TailorError(f"The pit family has no setting '{key}'; known: {', '.join(sorted(known))}.")
+    size = fixed.get("image_size", PitFrame.image_size)
+    size = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    frame = PitFrame(**{**fixed, "image_size": size})
+    for name in ("patch", "stride", "channels", "classes"):
+        value = getattr(frame, name)
+        if type(value) is not int or value < 1:
+            raise TailorError(f"The pit setting '{name}' must be a positive whole number, not {value}.")
+    patch, stride = frame.patch, frame.stride
+    if stride > patch:
+        raise TailorError(f"A pit whose stride {stride} exceeds its patch {patch} would skip pixels.")
+    if len(size) != 2 or any(type(s) is not int or s < patch or (s - patch) % stride for s in size):
+        raise TailorError(
+            f"A pit needs image sides of one patch ({patch}) and whole strides ({stride}) more, not {list(size)}."
+        )
+    if frame.init not in ("small", "official"):
+        raise TailorError(f"The pit setting 'init' must be small or official, not '{frame.init}'.")
+    if not isinstance(frame.eps, float) or frame.eps <= 0:
+        raise TailorError(f"The pit setting 'eps' must be a small positive number, not {frame.eps}.")
+    return frame
+
+
+PIT = Family(
+    name="pit",
+    summary="PiT: three stages with pooling; elastic base width, depth and heads per stage, MLP ratio",
+    paper="PiT (ICCV 2021), TF-TAS (CVPR 2022)",
+    genes=GENES,
+    frame=frame_of,
+    arch=lambda data: pit_arch(**{k: v for k, v in data.items() if k != "family"}),
+    segments=segments,
+    layers=layers,
+    supernet=ElasticPiT,
+    build=build,
+    extract=extract,
+    spaces=SPACES,
+    archs=ARCHS,
+    auto=auto_space,
+    baseline=baseline,
+    settle=settle,
+    shrink=shrink,
+    tiny=TINY,
+    outline=outline,
+    attention=attention,
+    masked=False,
+)

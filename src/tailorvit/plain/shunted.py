@@ -1,0 +1,372 @@
+"""Plain Shunted Transformer: four stages, heads that look at keys of two scales, convolutions inside the blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailorvit.plain.vit import DropPath
+
+STAGES = 4
+
+
+@dataclass(frozen=True)
+class ShuntedFrame:
+    """What every member of a Shunted space shares; the defaults are those of S4's space."""
+
+    image_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    stem: int = 64  # channels of the stem, the same in every member: its batch statistics fit them all
+    stem_kernel: int = 7
+    stem_convs: int = 1  # 3x3 convolutions between the first and the last of the stem
+    stem_strides: tuple[int, ...] = (2, 2)  # of the stem's first and last convolution
+    strides: tuple[int, ...] = (2, 2, 2)  # between stages
+    heads: tuple[int, ...] = (2, 4, 8, 16)
+    reduce: tuple[int, ...] = (8, 4, 2, 1)  # pixels a side of the coarse keys; the fine ones have half, 1 has neither
+    depth_base: tuple[int, ...] = (2, 0, 0, 1)  # blocks of a stage: base + growth * depth
+    depth_growth: tuple[int, ...] = (0, 1, 3, 0)
+    ratios: Literal["half", "four", "same"] = "half"  # MLP ratios (m, m, m/2, m/2), (m, m, 4, 4) or m four times
+    eps: float = 1e-6
+
+    @property
+    def stem_grid(self) -> tuple[int, int]:
+        """Rows and columns inside the stem."""
+        high, wide = (-(-side // self.stem_strides[0]) for side in self.image_size)
+        return high, wide
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of every stage."""
+        high, wide = (side // self.stem_strides[1] for side in self.stem_grid)
+        grids = [(high, wide)]
+        for stride in self.strides:
+            high, wide = -(-high // stride), -(-wide // stride)
+            grids.append((high, wide))
+        return tuple(grids)
+
+    @property
+    def reductions(self) -> tuple[int, ...]:
+        """``reduce``, halved where a map is smaller than one key."""
+        return tuple(min(k, 2 ** int(math.log2(min(grid)))) for k, grid in zip(self.reduce, self.grids, strict=True))
+
+    def depths(self, depth: int) -> tuple[int, ...]:
+        """Blocks of every stage."""
+        return tuple(b + g * depth for b, g in zip(self.depth_base, self.depth_growth, strict=True))
+
+    def mlps(self, mlp: float) -> tuple[float, ...]:
+        """MLP ratio of every stage."""
+        late = {"half": mlp / 2, "four": 4, "same": mlp}[self.ratios]
+        return (mlp, mlp, late, late)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+def as_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Tokens (B, n, C) as a map (B, C, rows, columns)."""
+    out: Tensor = x.transpose(1, 2).unflatten(-1, grid)
+    return out
+
+
+def as_tokens(x: Tensor) -> Tensor:
+    """A map (B, C, rows, columns) as tokens (B, n, C)."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def filled(x: Tensor, cell: int) -> Tensor:
+    """A map whose sides are multiples of ``cell``: zeros below and to the right where it needs them."""
+    down, right = -x.shape[-2] % cell, -x.shape[-1] % cell
+    return F.pad(x, (0, right, 0, down)) if down or right else x
+
+
+def cells(grid: tuple[int, int], cell: int) -> tuple[int, int]:
+    """Rows and columns of a map after reducing it."""
+    return -(-grid[0] // cell), -(-grid[1] // cell)
+
+
+def stem_layers(frame: ShuntedFrame) -> tuple[nn.ModuleList, nn.ModuleList]:
+    """The stem's convolutions of a fixed width, and their batch norms."""
+    width, kernels = frame.stem, [frame.stem_kernel, *[3] * frame.stem_convs]
+    convs = nn.ModuleList(
+        nn.Conv2d(width if i else frame.channels, width, k, 1 if i else frame.stem_strides[0], k // 2, bias=False)
+        for i, k in enumerate(kernels)
+    )
+    return convs, nn.ModuleList(nn.BatchNorm2d(width) for _ in kernels)
+
+
+def stem_features(convs: nn.ModuleList, norms: nn.ModuleList, x: Tensor) -> Tensor:
+    """(B, C, H, W) through the stem's fixed part."""
+    for conv, norm in zip(convs, norms, strict=True):
+        x = F.relu(norm(conv(x)))
+    return x
+
+
+class ShuntedStem(nn.Module):
+    """Convolutions with batch norm at a fixed width, then non-overlapping patches to the first stage's width."""
+
+    def __init__(self, frame: ShuntedFrame, embed: int) -> None:
+        super().__init__()
+        self.convs, self.norms = stem_layers(frame)
+        self.proj = nn.Conv2d(frame.stem, embed, frame.stem_strides[1], frame.stem_strides[1])
+        self.norm = nn.LayerNorm(embed, frame.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, n, embed)."""
+        out: Tensor = self.norm(as_tokens(self.proj(stem_features(self.convs, self.norms, x))))
+        return out
+
+
+class ShuntedDown(nn.Module):
+    """Overlapping 3x3 patches between stages."""
+
+    def __init__(self, inputs: int, embed: int, stride: int, eps: float) -> None:
+        super().__init__()
+        self.proj, self.norm = nn.Conv2d(inputs, embed, 3, stride, 1), nn.LayerNorm(embed, eps)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, n, inputs) to (B, n', embed)."""
+        out: Tensor = self.norm(as_tokens(self.proj(as_map(x, grid))))
+        return out
+
+
+class ShuntedKeys(nn.Module):
+    """Keys and values of one scale for some of the heads, and what a 3x3 convolution makes of the values."""
+
+    def __init__(self, embed: int, heads: int, head_dim: int, cell: int | None, eps: float) -> None:
+        super().__init__()
+        self.heads, self.cell, width = heads, cell, heads * head_dim
+        if cell is not None:
+            self.sr, self.norm = nn.Conv2d(embed, embed, cell, cell), nn.LayerNorm(embed, eps)
+        self.kv = nn.Linear(embed, 2 * width)
+        self.local = nn.Conv2d(width, width, 3, 1, 1, groups=width)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and convolved values, each (B, heads, keys, head_dim)."""
+        if self.cell is not None:
+            x = F.gelu(self.norm(as_tokens(self.sr(filled(as_map(x, grid), self.cell)))))
+            grid = cells(grid, self.cell)
+        k, v = self.kv(x).unflatten(-1, (2, -1)).unbind(2)
+        near = as_tokens(self.local(as_map(v, grid)))
+        k, v, near = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (k, v, near))
+        return k, v, near
+
+
+class ShuntedAttention(nn.Module):
+    """The first half of the heads attends to coarse keys, the second to fine ones; without reduction all to all."""
+
+    def __init__(self, embed: int, heads: int, reduction: int, eps: float) -> None:
+        super().__init__()
+        self.heads, head_dim = heads, embed // heads
+        self.q, self.proj = nn.Linear(embed, embed), nn.Linear(embed, embed)
+        sights = [(heads, None)] if reduction == 1 else [(heads // 2, reduction), (heads // 2, reduction // 2)]
+        self.sets = nn.ModuleList(ShuntedKeys(embed, share, head_dim, cell, eps) for share, cell in sights)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The queries (B, heads, n, head_dim) of each set of keys."""
+        heads: Tensor = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads.chunk(len(self.sets), 1)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, n, embed) to (B, n, embed)."""
+        # One set: every pixel is a key, and the convolved values join the output. Two: they join the values.
+        mixed = [shunt(q, keys(x, grid), len(self.sets) > 1) for q, keys in zip(self.split(x), self.sets, strict=True)]
+        out: Tensor = self.proj(torch.cat(mixed, 1).transpose(1, 2).flatten(2))
+        return out
+
+    def weights(self, x: Tensor, grid: tuple[int, int], number: int) -> Tensor:
+        """The attention maps (B, heads, n, keys) of one set of keys for an input of the block."""
+        q, k = self.split(x)[number], self.sets[number](x, grid)[0]
+        out: Tensor = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
+        return out
+
+
+def shunt(q: Tensor, keys: tuple[Tensor, Tensor, Tensor], early: bool) -> Tensor:
+    """Attention of one set of keys (k, v, convolved v); the convolved values join the values, or else the output."""
+    k, v, near = keys
+    if early:
+        return F.scaled_dot_product_attention(q, k, v + near)
+    return F.scaled_dot_product_attention(q, k, v) + near
+
+
+class ShuntedMlp(nn.Module):
+    """Two linear layers around a GELU, with a 3x3 depthwise convolution beside the identity before it."""
+
+    def __init__(self, embed: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(embed, hidden), nn.Linear(hidden, embed)
+        self.dwconv = nn.Conv2d(hidden, hidden, 3, 1, 1, groups=hidden)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Same shape out as in."""
+        x = self.fc1(x)
+        out: Tensor = self.fc2(F.gelu(x + as_tokens(self.dwconv(as_map(x, grid)))))
+        return out
+
+
+class ShuntedBlock(nn.Module):
+    """Pre-norm block."""
+
+    def __init__(self, embed: int, heads: int, reduction: int, ratio: float, drop: float, eps: float) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(embed, eps), ShuntedAttention(embed, heads, reduction, eps)
+        self.norm2, self.mlp = nn.LayerNorm(embed, eps), ShuntedMlp(embed, int(embed * ratio))
+        self.drop_path = DropPath(drop)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, n, embed) to (B, n, embed)."""
+        x = x + self.drop_path(self.attn(self.norm1(x), grid))
+        out: Tensor = x + self.drop_path(self.mlp(self.norm2(x), grid))
+        return out
+
+
+class ShuntedStage(nn.Module):
+    """Blocks of one width between a reduction of the map and a norm."""
+
+    def __init__(self, frame: ShuntedFrame, number: int, embed: int, ratio: float, rates: Sequence[float]) -> None:
+        super().__init__()
+        self.grid, width, eps = frame.grids[number], embed * 2**number, frame.eps
+        self.before = frame.grids[max(number - 1, 0)]
+        if number:
+            self.downsample = ShuntedDown(width // 2, width, frame.strides[number - 1], eps)
+        heads, reduction = frame.heads[number], frame.reductions[number]
+        self.blocks = nn.ModuleList(ShuntedBlock(width, heads, reduction, ratio, rate, eps) for rate in rates)
+        self.norm = nn.LayerNorm(width, eps)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Tokens of the stage before to tokens of this one; the first stage takes the stem's as they are."""
+        out: Tensor = self.downsample(x, self.before) if hasattr(self, "downsample") else x
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens in, normalised tokens out."""
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x, self.grid)
+        out: Tensor = self.norm(x)
+        return out
+
+
+class PlainShunted(nn.Module):
+    """A Shunted Transformer of one fixed architecture."""
+
+    def __init__(
+        self, frame: ShuntedFrame, embed: int, depth: int, mlp: float, drop_path: Sequence[float] | float = 0.0
+    ) -> None:
+        super().__init__()
+        self.frame = frame
+        self.widths: dict[str, Any] = {"embed": embed, "depth": depth, "mlp": mlp}
+        depths = frame.depths(depth)
+        total = sum(depths)
+        rates = iter(
+            [drop_path * i / max(total - 1, 1) for i in range(total)]
+            if isinstance(drop_path, int | float)
+            else drop_path
+        )
+        self.patch_embed = ShuntedStem(frame, embed)
+        self.stages = nn.ModuleList(
+            ShuntedStage(frame, i, embed, ratio, [next(rates) for _ in range(depths[i])])
+            for i, ratio in enumerate(frame.mlps(mlp))
+        )
+        self.num_features = embed * 2 ** (STAGES - 1)  # channels that reach the head
+        self.head: nn.Module = nn.Linear(self.num_features, frame.classes) if frame.classes else nn.Identity()
+        start_shunted(self)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
+        return {**self.frame.to_dict(), **self.widths}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainShunted:
+        """The network of these settings, freshly initialised."""
+        own = ("embed", "depth", "mlp")
+        fixed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k not in own}
+        return cls(ShuntedFrame(**fixed), settings["embed"], settings["depth"], settings["mlp"], drop_path)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes told apart; 0 without a head."""
+        return self.frame.classes
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """Per stage: its name, channels and pixels a side of one position."""
+        rows, reduction = [], self.frame.stem_strides[0] * self.frame.stem_strides[1]
+        for i, stride in enumerate((1, *self.frame.strides)):
+            reduction *= stride
+            rows.append({"module": f"stages.{i}", "num_chs": self.widths["embed"] * 2**i, "reduction": reduction})
+        return rows
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Normalised tokens (B, n, channels) of the last stage."""
+        x = self.patch_embed(x)
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """What leaves the chosen stages (all; the last n; by number), as maps (NCHW) or tokens (NLC).
+
+        Every stage ends with its norm, so ``norm`` changes nothing. Unless only these are wanted,
+        :meth:`forward_features` comes first; arguments and order as in timm.
+        """
+        every = range(STAGES)
+        chosen = every if indices is None else every[-indices:] if isinstance(indices, int) else indices
+        x, found = self.patch_embed(x), []
+        for stage, grid in zip(self.stages, self.frame.grids, strict=True):
+            x = stage(x)
+            found.append(as_map(x, grid) if output_fmt == "NCHW" else x)
+        kept = [found[i] for i in chosen]
+        return kept if intermediates_only else (x, kept)
+
+    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of :meth:`forward_features`' tokens, or what the head would see."""
+        pooled = tokens.mean(1)
+        out: Tensor = pooled if pre_logits else self.head(pooled)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head for other classes, 0 for none; the pooling is always timm's ``avg``."""
+        if global_pool not in (None, "avg"):
+            raise ValueError(f"a Shunted Transformer pools by 'avg', not '{global_pool}'")
+        self.frame = replace(self.frame, classes=num_classes)
+        self.head = nn.Identity()
+        if num_classes:
+            self.head = nn.Linear(self.num_features, num_classes).to(next(self.parameters()))
+            nn.init.trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+
+def start_shunted(model: nn.Module) -> None:
+    """Truncated normal for linear weights, zero biases; convolutions and norms as torch does.
+
+    The deviation is 0.02, but half a unit of gain in layers under 128 channels, which 0.02 nearly mutes (docs/log.md).
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            wide = module.in_features >= 128 or name == "head"
+            nn.init.trunc_normal_(module.weight, std=0.02 if wide else max(0.02, 0.5 * module.in_features**-0.5))
+            nn.init.zeros_(module.bias)

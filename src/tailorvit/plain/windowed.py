@@ -1,0 +1,328 @@
+"""Plain four-stage network with attention in (shifted) windows: Swin and S3's networks under timm's names.
+
+Unlike timm's, each block has its own window, heads and MLP ratio, Q-K-V may differ from the width, and padding is
+masked: a map that windows do not divide gives no attention to what is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailorvit.plain.vit import DropPath, Mlp
+from tailorvit.plain.window_cut import (
+    Cut,
+    Sides,
+    pair_mask,
+    pair_offsets,
+    window_attend,
+    window_bias,
+    window_heads,
+)
+
+STAGES = 4
+NARROW_END = 256  # channels of the last stage; the papers' networks end with 576 and more
+
+
+@dataclass(frozen=True)
+class WindowFrame:
+    """What every windowed network has, whoever its family is."""
+
+    image_size: Sides = (224, 224)
+    patch: int = 4
+    channels: int = 3
+    classes: int = 1000
+    qkv_bias: bool = True
+    eps: float = 1e-5
+
+    @property
+    def maps(self) -> tuple[Sides, ...]:
+        """Tokens down and across in each stage; merging pads odd maps."""
+        high, wide = self.image_size[0] // self.patch, self.image_size[1] // self.patch
+        found = [(high, wide)]
+        for _ in range(STAGES - 1):
+            high, wide = -(-high // 2), -(-wide // 2)
+            found.append((high, wide))
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class WindowStage:
+    """The shape of one stage: its width, and one entry per block of the rest."""
+
+    embed: int
+    window: tuple[int, ...]
+    heads: tuple[int, ...]
+    head_dim: tuple[int, ...]
+    mlp: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> WindowStage:
+        """Read :meth:`to_dict`'s form."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in data.items()}
+        return cls(**values)
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+class WindowPatches(nn.Module):
+    """Patches to a normalised map."""
+
+    def __init__(self, frame: WindowFrame, embed: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(frame.channels, embed, frame.patch, frame.patch)
+        self.norm = nn.LayerNorm(embed, frame.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, rows, columns, embed)."""
+        out: Tensor = self.norm(self.proj(x).permute(0, 2, 3, 1))
+        return out
+
+
+class WindowAttention(nn.Module):
+    """Multi-head attention in windows with a table of biases by offset; heads * head_dim is free of the width."""
+
+    mask: Tensor | None
+    index: Tensor
+    relative_position_bias_table: nn.Parameter | None
+
+    def __init__(self, frame: WindowFrame, cut: Cut, embed: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.cut, self.heads = cut, heads
+        self.qkv = nn.Linear(embed, 3 * heads * head_dim, bias=frame.qkv_bias)
+        self.proj = nn.Linear(heads * head_dim, embed)
+        down, across = cut.window
+        self.register_buffer("mask", None, persistent=False)
+        # A window of one position has one key: no bias could change its softmax.
+        self.relative_position_bias_table = None
+        if down * across > 1:
+            self.relative_position_bias_table = nn.Parameter(torch.empty((2 * down - 1) * (2 * across - 1), heads))
+            device, mask = self.proj.weight.device, pair_mask(cut)
+            index = pair_offsets(cut.window) @ torch.tensor([2 * across - 1, 1], device="cpu")
+            self.register_buffer("index", index.to(device), persistent=False)
+            self.register_buffer("mask", None if mask is None else mask.to(device, copy=True), persistent=False)
+
+    def bias(self, windows: int) -> Tensor | None:
+        """What is added to the logits."""
+        table = self.relative_position_bias_table
+        return None if table is None else window_bias(table[self.index].permute(2, 0, 1), self.mask, windows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, embed) to (B, H, W, embed)."""
+        x = self.cut.split(x)
+        return self.cut.join(self.proj(window_attend(self.qkv(x), self.heads, self.bias(x.shape[1]))))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The attention maps (B, windows, heads, N, N) for an input of the block."""
+        x = self.cut.split(x)
+        q, k, _ = window_heads(self.qkv(x), self.heads)
+        logits, bias = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5, self.bias(x.shape[1])
+        weights: Tensor = (logits if bias is None else logits + bias).softmax(-1).unflatten(1, (-1, self.heads))
+        return weights
+
+
+class WindowBlock(nn.Module):
+    """Pre-norm block on a map."""
+
+    def __init__(self, frame: WindowFrame, stage: int, block: int, shape: WindowStage, drop: float) -> None:
+        super().__init__()
+        embed, cut = shape.embed, Cut.of(frame.maps[stage], shape.window[block], block % 2 == 1)
+        self.norm1 = nn.LayerNorm(embed, frame.eps)
+        self.attn = WindowAttention(frame, cut, embed, shape.heads[block], shape.head_dim[block])
+        self.norm2 = nn.LayerNorm(embed, frame.eps)
+        self.mlp = Mlp(embed, int(embed * shape.mlp[block]))
+        self.drop_path = DropPath(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, embed) to (B, H, W, embed)."""
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        out: Tensor = x + self.drop_path(self.mlp(self.norm2(x)))
+        return out
+
+
+def quarters(x: Tensor) -> Tensor:
+    """(B, H, W, C) to (B, H/2, W/2, 4, C): the four neighbours, columns first; odd sides are padded."""
+    x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+    four: Tensor = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4)
+    return four
+
+
+class WindowMerge(nn.Module):
+    """Four neighbours become one position of the next stage's width."""
+
+    def __init__(self, frame: WindowFrame, before: int, embed: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * before, frame.eps)
+        self.reduction = nn.Linear(4 * before, embed, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, before) to (B, H/2, W/2, embed)."""
+        out: Tensor = self.reduction(self.norm(quarters(x).flatten(3)))
+        return out
+
+
+class WindowLayer(nn.Module):
+    """One stage: merging (but for the first), then blocks."""
+
+    def __init__(self, frame: WindowFrame, stage: int, before: int, shape: WindowStage, rates: Sequence[float]) -> None:
+        super().__init__()
+        self.downsample: nn.Module = WindowMerge(frame, before, shape.embed) if stage else nn.Identity()
+        self.blocks = nn.Sequential(*(WindowBlock(frame, stage, i, shape, rate) for i, rate in enumerate(rates)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A map to the next."""
+        out: Tensor = self.blocks(self.downsample(x))
+        return out
+
+
+class WindowHead(nn.Module):
+    """Mean over the map, then the classifier."""
+
+    def __init__(self, embed: int, classes: int) -> None:
+        super().__init__()
+        self.fc: nn.Module = nn.Linear(embed, classes) if classes else nn.Identity()
+
+    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """(B, H, W, embed) to (B, classes), or to what the classifier would see."""
+        pooled = x.mean((1, 2))
+        out: Tensor = pooled if pre_logits else self.fc(pooled)
+        return out
+
+
+class PlainWindowed(nn.Module):
+    """A windowed network of one fixed architecture."""
+
+    def __init__(
+        self, frame: WindowFrame, stages: Sequence[WindowStage], drop_path: Sequence[float] | float = 0.0
+    ) -> None:
+        super().__init__()
+        self.frame = WindowFrame(**{f.name: getattr(frame, f.name) for f in fields(WindowFrame)})
+        self.shapes, depth = tuple(stages), sum(len(s.heads) for s in stages)
+        rates = (
+            [drop_path * i / max(depth - 1, 1) for i in range(depth)]
+            if isinstance(drop_path, int | float)
+            else list(drop_path)
+        )
+        self.patch_embed = WindowPatches(frame, stages[0].embed)
+        self.layers = nn.Sequential()
+        before, start = stages[0].embed, 0
+        for i, shape in enumerate(stages):
+            own = rates[start : start + len(shape.heads)]
+            self.layers.append(WindowLayer(frame, i, before, shape, own))
+            before, start = shape.embed, start + len(own)
+        self.norm = nn.LayerNorm(before, frame.eps)
+        self.head = WindowHead(before, frame.classes)
+        start_windows(self, before)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
+        return {**self.frame.to_dict(), "stages": [s.to_dict() for s in self.shapes]}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainWindowed:
+        """The network of these settings, freshly initialised."""
+        fixed = {k: v for k, v in settings.items() if k != "stages"}
+        frame = WindowFrame(**{**fixed, "image_size": tuple(fixed["image_size"])})
+        return cls(frame, [WindowStage.from_dict(s) for s in settings["stages"]], drop_path)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes told apart; 0 without a head."""
+        return self.frame.classes
+
+    @property
+    def num_features(self) -> int:
+        """Channels that reach the head."""
+        return self.shapes[-1].embed
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """Per stage: its name, channels and pixels a side of one position."""
+        return [
+            {"module": f"layers.{i}", "num_chs": s.embed, "reduction": self.frame.patch * 2**i}
+            for i, s in enumerate(self.shapes)
+        ]
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The normalised last map (B, H, W, embed)."""
+        out: Tensor = self.norm(self.layers(self.patch_embed(x)))
+        return out
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """What leaves the chosen stages (all; the last n; by number), as maps: channels first, or NHWC.
+
+        Unless only these are wanted, :meth:`forward_features` comes first; arguments and order as in timm.
+        """
+        chosen = range(STAGES) if indices is None else range(STAGES)[-indices:] if isinstance(indices, int) else indices
+        wanted = [range(STAGES)[i] for i in chosen]
+        x, found = self.patch_embed(x), {}
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i in wanted:
+                kept = self.norm(x) if norm and i == STAGES - 1 else x
+                found[i] = kept.permute(0, 3, 1, 2) if output_fmt == "NCHW" else kept
+        maps = [found[i] for i in wanted]
+        return maps if intermediates_only else (self.norm(x), maps)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of :meth:`forward_features`' map, or what the classifier would see."""
+        out: Tensor = self.head(x, pre_logits)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        """The classifier."""
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for other classes, 0 for none; the pooling is always the mean."""
+        self.frame = replace(self.frame, classes=num_classes)
+        self.head = WindowHead(self.num_features, num_classes).to(self.norm.weight)
+        if isinstance(self.head.fc, nn.Linear):
+            nn.init.trunc_normal_(self.head.fc.weight, std=0.02)
+            nn.init.zeros_(self.head.fc.bias)
+
+
+def start_windows(model: nn.Module, embed: int) -> None:
+    """Truncated normal 0.02 for linear weights and tables, zero biases; convolutions as torch does.
+
+    A network that ends narrow starts its linear weights at half a unit of gain, as narrow ViTs do (docs/log.md).
+    """
+    for name, parameter in model.named_parameters():
+        leaf = name.rsplit(".", 1)[-1]
+        if name.startswith("patch_embed.") and "norm" not in name:
+            continue
+        if leaf.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif "norm" in name:
+            nn.init.ones_(parameter)
+        else:
+            linear = leaf.endswith("weight") and "head" not in name
+            inputs = parameter.shape[-1] if leaf == "qkv_weight" else parameter[0].numel()
+            scaled = 0.5 * inputs**-0.5 if linear and embed < NARROW_END else 0.0
+            nn.init.trunc_normal_(parameter, std=max(0.02, scaled))

@@ -1,0 +1,149 @@
+"""BigNAS's training: the largest network learns from the labels and alone drops paths; the others learn from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from train_toys import SPACE, Store, Toys, plain, same, settings, supernet, weights
+
+from tailorvit.errors import TailorError
+from tailorvit.families import FAMILIES
+from tailorvit.train import Fixed, Sandwich, train
+from tailorvit.train.loop import _State, _step, soft_cross_entropy, without_drop_path
+
+ARCHS = Sandwich(SPACE).archs_at(0, 3)
+BIGNAS = {"rule": "sandwich", "distill": True, "reg_largest_only": True}
+
+
+def step(model, given, archs=ARCHS, call=None) -> dict[str, torch.Tensor]:
+    """The gradients of one step, and its loss."""
+    state, seen = _State(model, given), {}
+    state.optimizer.step = lambda: seen.update(
+        {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    )
+    model.train()
+    torch.manual_seed(5)
+    loss, _ = _step(model, call or model, Toys().at(0), archs, state, given, 1e-3, "cpu")
+    return {**seen, "loss": torch.tensor(loss)}
+
+
+def by_hand(model, distill: bool) -> dict[str, torch.Tensor]:
+    """The same from the definition: labels for the largest, its answers for the rest."""
+    batch = Toys().at(0)
+    model.train()
+    largest = model(batch.x, SPACE.largest())
+    target = largest.softmax(-1).detach() if distill else batch.target
+    losses = [soft_cross_entropy(largest, batch.target)]
+    losses += [soft_cross_entropy(model(batch.x, arch), target) for arch in ARCHS[1:]]
+    torch.stack(losses).sum().backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {**found, "loss": torch.stack(losses).mean().detach()}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("distill", [False, True])
+def test_the_others_learn_from_the_largest(distill, masked):
+    given = settings(rule="sandwich", distill=distill, masked=masked, clip=0.0)
+    found, expected = step(supernet(), given), by_hand(supernet(), distill)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.allclose(found[name], expected[name], atol=1e-5, rtol=1e-3), name
+
+
+def test_distillation_changes_only_what_the_others_learn():
+    labels = step(supernet(), settings(rule="sandwich"))
+    taught = step(supernet(), settings(rule="sandwich", distill=True))
+    assert not same(labels, taught)
+    for archs in ((SPACE.largest(),), (None,)):
+        model = plain if archs == (None,) else supernet
+        alone = [step(model(), settings(rule="sandwich", distill=d), archs) for d in (False, True)]
+        assert same(*alone), "a network alone has nobody to teach"
+
+
+@pytest.mark.parametrize("largest_only", [False, True])
+def test_only_the_largest_drops_paths(largest_only):
+    model, seen = supernet(0.5), []
+
+    def call(x, arch, masked):
+        seen.append([block.rate for block in model.blocks])
+        return model(x, arch, masked)
+
+    step(model, settings(rule="sandwich", reg_largest_only=largest_only), call=call)
+    usual = [0.0, 0.5]
+    assert seen == [usual, *[[0.0, 0.0] if largest_only else usual] * 3]
+    assert [block.rate for block in model.blocks] == usual and model.training
+
+
+def test_paths_come_back_after_an_error():
+    model = supernet(0.5)
+    with pytest.raises(KeyboardInterrupt), without_drop_path(model):
+        assert [block.rate for block in model.blocks] == [0.0, 0.0] and model.training
+        raise KeyboardInterrupt
+    assert [block.rate for block in model.blocks] == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_family_can_spare_its_sub_networks(name):
+    """In training mode two passes differ by dropped paths alone; without those they are the same."""
+    space = min(FAMILIES[name].spaces.values(), key=lambda s: max(dict(s.fixed).get("image_size", (224, 224))))
+    torch.manual_seed(0)
+    model = FAMILIES[name].supernet(space, 0.5).train()
+    frame = FAMILIES[name].frame(dict(space.fixed))
+    x = torch.randn(8, frame.channels, *frame.image_size)
+    with torch.no_grad():
+        free = [model(x, space.largest()) for _ in range(2)]
+        with without_drop_path(model):
+            spared = [model(x, space.largest()) for _ in range(2)]
+    assert not torch.equal(*free) and torch.equal(*spared)
+
+
+def test_a_plain_network_keeps_its_drop_path():
+    """final.train starts from train: the last training of a BigNAS run is an ordinary one."""
+    ends = []
+    for rate, given in ((0.5, {}), (0.5, BIGNAS), (0.0, BIGNAS)):
+        model = plain()
+        for module in model.modules():
+            if hasattr(module, "rate"):
+                module.rate = rate
+        train(model, Toys(), Fixed(), settings(epochs=1, **given), 0)
+        ends.append(weights(model))
+    assert same(*ends[:2]) and not same(*ends[1:])
+
+
+@pytest.mark.parametrize("given", [{}, {"freeze": "slice"}, {"masked": True, "ema": 0.9}], ids=str)
+def test_resume_is_bit_identical(given):
+    given, rule, toys = settings(**BIGNAS, **given), Sandwich(SPACE), Toys(steps_per_epoch=3)
+    whole, sink = supernet(0.3), Store()
+    train(whole, toys, rule, given, 5, sink)
+    for stop in (2, 4, 8):
+        store = Store(stop_at=stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(supernet(0.3), toys, rule, given, 5, store)
+        again, going_on = supernet(0.3), Store(store.kept)
+        train(again, toys, rule, given, 5, going_on)
+        assert same(weights(again), weights(whole)), stop
+        assert same(going_on.kept[0], sink.kept[0])
+
+
+def test_it_learns():
+    model, sink = supernet(), Store()
+    train(model, Toys(), Sandwich(SPACE), settings(epochs=12, **BIGNAS), 0, sink)
+    losses = [facts["loss"] for _, facts in sink.epochs]
+    assert losses[-1] < 0.5 < losses[0]
+    batch = Toys().at(1000)
+    hits = [float((model(batch.x, arch).argmax(-1) == batch.y).float().mean()) for arch in ARCHS]
+    assert min(hits) > 0.8, "the smallest never saw a label"
+
+
+def test_a_largest_that_is_not_finite_skips_the_step():
+    model = supernet()
+    trained = train(model, Toys(bad={1}), Sandwich(SPACE), settings(epochs=1, **BIGNAS), 0)
+    assert trained.skipped == 1 and all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("key", ["distill", "reg_largest_only"])
+def test_they_need_the_sandwich(key):
+    with pytest.raises(TailorError, match=rf"train\.{key} needs train\.rule = 'sandwich'.*not 'single_path'\.$"):
+        settings(**{key: True})
+    assert getattr(settings(rule="sandwich", **{key: True}), key)
+    assert not getattr(settings(rule="sandwich"), key), "off unless asked for"
