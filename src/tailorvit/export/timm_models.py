@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
@@ -45,12 +46,19 @@ def build_network(
     return model
 
 
+def feature_maps(family: str, settings: Mapping[str, Any] | None) -> int:
+    """How many maps ``features_only`` gives unless told: one a stage, or the last three blocks without stages."""
+    if settings is None:
+        return 1
+    with torch.device("meta"):
+        info = PLAIN[family].from_settings(settings).feature_info
+    return len(info) if len({row["reduction"] for row in info}) > 1 else min(3, len(info))
+
+
 @register_model
 def tailorvit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """A network found by TailorViT; its settings come with the folder it is opened from."""
-    settings = kwargs.get("settings") or {}
-    maps = len(settings["stages"]) if "stages" in settings else min(3, len(settings.get("heads", [1])))
-    last = kwargs.pop("out_indices", maps)  # every stage, or the last blocks of a network without stages
+    last = kwargs.pop("out_indices", None) or feature_maps(kwargs.get("family", "vit"), kwargs.get("settings"))
     found: nn.Module = build_model_with_cfg(
         build_network,
         "tailorvit",
