@@ -136,6 +136,15 @@ def test_the_searcher_to_add_works():
     assert len({t.arch for t in trials}) == 5 and all(space.contains(t.arch) for t in trials)
 
 
+def test_doctor_knows_every_extra():
+    from tailorvit.lookup import EXTRAS
+
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wanted = {name: sorted(re.split(r"[<>=]", p)[0] for p in packages) for name, packages in told.items()}
+    del wanted["dev"]
+    assert {name: sorted(packages) for name, packages in EXTRAS.items()} == wanted
+
+
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import pytest
 import tailorvit
 
 LAYERS = (
-    ("errors", "rng", "units", "progress", "arch", "ties", "space", "portable"),
+    ("errors", "rng", "units", "progress", "arch", "ties", "space", "portable", "stats"),
     ("plain", "elastic"),
     ("families", "data", "runs"),
     ("costs", "proxies", "train"),

@@ -15,7 +15,7 @@ from tailorvit.config import Config, configure, merged, overrides, parse_recipe,
 from tailorvit.costs import Limits, Meter
 from tailorvit.data import Data, open_data
 from tailorvit.errors import TailorError
-from tailorvit.families import family, named_space, with_fixed
+from tailorvit.families import family, with_fixed
 from tailorvit.lookup import versions
 from tailorvit.methods import method
 from tailorvit.methods.plan import (
@@ -92,20 +92,10 @@ def _device(name: str) -> str:
     return name
 
 
-def _require_execution(config: Config) -> None:
-    """Masked execution where the family has it."""
-    spelled = config.space.get("family") if isinstance(config.space, dict) else None
-    name = str(spelled or config.family)
-    if isinstance(config.space, str) and config.space != "auto" and config.method != "fixed":
-        name = named_space(config.space).family
-    if not family(name).masked and (config.train.masked or config.evaluate.together > 1):
-        raise TailorError(f"The {name} family runs sliced only: leave train.masked false and evaluate.together at 1.")
-
-
 def prepare(config: Config, saved: dict[str, Any] | None = None) -> tuple[Config, Data, Space, Limits, str]:
     """Everything that can fail before training does: names, device, data, space and limits; returns them resolved."""
     method(config.method)
-    _require_execution(config)
+    family(config.family)
     device = _device(config.device)
     size = wanted_size(config)
     opened = open_data(
@@ -131,6 +121,10 @@ def prepare(config: Config, saved: dict[str, Any] | None = None) -> tuple[Config
         space = with_fixed(base, **data_fixed(base if fixed else None, opened, limits, arch.family))
     else:
         space = initial_space(config, opened, limits)
+    if not family(space.family).masked and (config.train.masked or config.evaluate.together > 1):
+        raise TailorError(
+            f"The {space.family} family runs sliced only: leave train.masked false and evaluate.together at 1."
+        )
     if saved is None:  # a resumed run was checked; measuring a latency again could refuse it
         require_feasible(config, space, Meter.for_space(space, limits, device=device))
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.

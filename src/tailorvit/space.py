@@ -116,7 +116,7 @@ class Dim:
             raise TailorError(f"Dimension '{key}' has the unknown key '{extra[0]}'; known: {', '.join(sorted(known))}.")
         name, _, stage = key.partition(".")
         if str(data.get("stage", stage)) != stage:
-            raise TailorError(f"Dimension '{key}' says stage {data['stage']}; write it in the name, like depth.0.")
+            raise TailorError(f"Dimension '{key}' says stage {data['stage']}; write it in the name, like depth.1.")
         rest = {k: data[k] for k in ("scope", "shift", "minimum") if k in data}
         rest["stage"] = int(stage) if stage else None
         if "choices" in data:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +13,14 @@ from tailorvit.families import named_space
 from tailorvit.methods import session as session_module
 from tailorvit.methods.plan import require_feasible, shrunk, tiny
 from tailorvit.methods.s3 import really, s3
-from tailorvit.methods.session import Session
+from tailorvit.methods.session import Session, Supernet
 from tailorvit.progress import Progress
 from tailorvit.report.facts import collect
 from tailorvit.report.why import figures
 from tailorvit.runs import Run
+from tailorvit.search import Candidate
 from tailorvit.space import Dim, Space
 
-module = import_module("tailorvit.methods.s3")  # the package has the function under this name
 SPACE = shrunk(named_space("vit-8px"))
 LEAST = Meter.for_space(SPACE)
 RECIPE = {
@@ -56,12 +55,12 @@ def start(tmp_path):
         opened.pop().close()
 
 
-def larger_is_better(net, stage):
+def larger_is_better(net, stage, source):
     """Accuracies that grow with the parameters, stored as the real ones are."""
     real = net.score
 
     def ask(archs):
-        real(stage, [module.Candidate(a, "et") for a in archs])
+        real(stage, [Candidate(a, source) for a in archs])
         return [LEAST.cost("params", a) / 1000 for a in archs]
 
     return ask
@@ -69,7 +68,7 @@ def larger_is_better(net, stage):
 
 @pytest.fixture
 def growing(monkeypatch):
-    monkeypatch.setattr(module, "_accuracies", larger_is_better)
+    monkeypatch.setattr(Supernet, "accuracies", larger_is_better)
 
 
 def tables(run):

@@ -190,7 +190,7 @@ def test_warm_start_inherits_and_trains_shorter(sessions, monkeypatch):
     one = sessions()
     before = one.supernet(SPACE, 0)
     moved = SPACE.shift({"embed": 1})
-    warm = one.supernet(moved, 1, before)
+    warm = one.supernet(moved, 1, before, share=0.5)
     end = weights(warm.model())
     assert inherited == [before.model()]
     assert [e["epoch"] for e in one.run.epochs("supernet-1")] == [1], "half the epochs"
@@ -200,7 +200,7 @@ def test_warm_start_inherits_and_trains_shorter(sessions, monkeypatch):
         two = sessions()
         if lose:
             two.run.drop_checkpoint("supernet-1")
-        again = two.supernet(moved, 1, two.supernet(SPACE, 0))
+        again = two.supernet(moved, 1, two.supernet(SPACE, 0), share=0.5)
         assert same(weights(again.model()), end)
     assert len(inherited) == 2
     cold = sessions().supernet(moved, 2)

@@ -12,8 +12,8 @@ from scipy import stats
 from tailorvit.report import checks, collect
 from tailorvit.report.facts import Decision, Direction, Facts, SpaceStep, Trial
 from tailorvit.report.guidelines import guidelines
-from tailorvit.report.ranks import kendall, mean_gap, ranks, spearman, wilson
 from tailorvit.report.views import Block
+from tailorvit.stats import kendall, mean_gap, ranks, spearman, wilson
 
 
 @pytest.mark.parametrize("seed", range(20))

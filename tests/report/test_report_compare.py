@@ -270,3 +270,13 @@ def test_a_repeated_seed_counts_once(make):
     assert [r.counted for r in found.runs] == [True, True, False]
     assert found.groups[0].stats["test_accuracy"].n == 2
     assert any("a2 repeats seed 1 of group 1" in note for note in found.notes)
+
+
+def test_looking_at_the_network_is_no_search_time(make):
+    folder = make("a0", 90.0, 0)
+    before = compare([folder]).runs[0].search_seconds
+    with Run.open(folder) as run:
+        run.spend("analysis", 500.0)
+        run.spend("final-1", 500.0)
+        run.spend("edf-0", 2.0)
+    assert compare([folder]).runs[0].search_seconds == before + 2

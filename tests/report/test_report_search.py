@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 
+import numpy as np
 import pytest
 
 from tailorvit.report import collect
@@ -13,8 +14,9 @@ from tailorvit.report.ancestry import ancestry, changes, family_tree, line_of
 from tailorvit.report.facts import Facts, Trial, moves
 from tailorvit.report.search import figures, main_stage, search
 from tailorvit.report.why import figures as why_figures
-from tailorvit.report.why import quality, why
+from tailorvit.report.why import why
 from tailorvit.runs import Run
+from tailorvit.seek.quality import quality
 
 
 def trial(depth, accuracy=50.0, parents=(), generation=0, **more):
@@ -60,8 +62,8 @@ def test_many_legal_moves_are_folded_but_all_in_the_numbers(make):
 
 def test_quality_is_the_mean_of_all_and_of_the_best_fifty():
     errors = [float(i) for i in range(100)]
-    assert quality(errors) == (49.5, 24.5, 37.0)
-    assert quality([3.0, 5.0]) == (4.0, 4.0, 4.0)
+    assert quality(np.array(errors), 50) == (49.5, 24.5, 37.0)
+    assert quality(np.array([3.0, 5.0]), 50) == (4.0, 4.0, 4.0)
 
 
 def test_error_distribution_rises_to_one(make):

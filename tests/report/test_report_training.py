@@ -13,8 +13,8 @@ import pytest
 
 from tailorvit.report import collect, training
 from tailorvit.report.facts import Epoch, Facts
-from tailorvit.report.ranks import wilson
 from tailorvit.report.views import scored
+from tailorvit.stats import wilson
 
 PIXEL = "data:image/jpeg;base64," + base64.b64encode(b"not decoded here").decode() + "none"
 EVIL = "</svg><script>alert(1)</script><img src=x onerror='a'>\"&'\u202e"

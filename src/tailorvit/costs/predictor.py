@@ -18,6 +18,7 @@ from tailorvit.costs.count import Counter
 from tailorvit.costs.limits import Metric
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import TailorError
+from tailorvit.stats import spearman
 
 Floats = NDArray[np.float64]
 PENALTIES = tuple(10.0**k for k in range(-6, 3))  # tried by leaving one out
@@ -120,18 +121,9 @@ def fitted(counter: Counter, archs: Sequence[Arch], seconds: Sequence[float], he
         held_out=held,
         mape=float(errors.mean()),
         worst=float(errors.max()),
-        rank=_spearman(answers, truth),
+        rank=spearman(answers.tolist(), truth.tolist()),
         constant_mape=float(constant.mean()),
     )
-
-
-def _spearman(a: Floats, b: Floats) -> float | None:
-    from scipy.stats import rankdata
-
-    x, y = rankdata(a), rankdata(b)
-    if x.std() == 0 or y.std() == 0:
-        return None
-    return float(np.corrcoef(x, y)[0, 1])
 
 
 class PredictedMeter(Meter):

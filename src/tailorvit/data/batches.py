@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from tailorvit.data.augment import Augment
 from tailorvit.data.images import Pixels, Size, normalise
-from tailorvit.data.pools import cores
 from tailorvit.data.splits import Ints
 from tailorvit.data.transforms import BatchStage, PixelStage
 from tailorvit.errors import TailorError
+from tailorvit.portable import usable_cores
 from tailorvit.rng import generator
 
 AHEAD = 2  # batches in preparation while one is used
@@ -120,7 +120,7 @@ class Batches:
     @staticmethod
     def _spare(steps: int) -> int:
         """Worker processes worth starting; only where they fork, so that the images are not copied to each."""
-        return min(8, cores() - 1) if sys.platform == "linux" and steps > 4 else 0
+        return min(8, usable_cores() - 1) if sys.platform == "linux" and steps > 4 else 0
 
     @staticmethod
     def _threaded(work: Callable[[int], T], start: int, stop: int) -> Iterator[T]:

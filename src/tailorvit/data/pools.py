@@ -15,6 +15,7 @@ from torch import Tensor
 from tailorvit.data.images import MARGIN, Pixels, Size, fit, reason, stored_size, to_image, to_pixels
 from tailorvit.data.splits import Ints
 from tailorvit.errors import TailorError
+from tailorvit.portable import usable_cores
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,16 +26,13 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def thread_map(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
     """Map over threads; one pool per process, because a forked child inherits none of its parent's threads."""
     pool = _THREADS.get(os.getpid())
     if pool is None:
-        pool = _THREADS[os.getpid()] = ThreadPoolExecutor(min(16, cores()), thread_name_prefix="tailorvit-decode")
+        pool = _THREADS[os.getpid()] = ThreadPoolExecutor(
+            min(16, usable_cores()), thread_name_prefix="tailorvit-decode"
+        )
     return list(pool.map(work, items))
 
 

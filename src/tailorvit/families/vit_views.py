@@ -18,10 +18,7 @@ def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
     high, wide = model.frame.grid
     rows, columns = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
     places = torch.stack([rows, columns], -1).view(1, -1, 2).to(images.device, torch.float32)
-    x = model.patch_embed(images)
-    x = torch.cat([model.cls_token.expand(x.shape[0], -1, -1), x], 1)
-    if model.pos_embed is not None:
-        x = x + model.pos_embed
+    x = model.tokens(images)
     for i, block in enumerate(model.blocks, 1):
         assert isinstance(block, Block)
         weights = partial(_between_patches, block.attn, block.norm1(x))

@@ -109,13 +109,7 @@ def _tell(session: Session, quality: Fit, limits: Limits, noise: float | None) -
         f"others the mean error is {quality.mape:.1f} % (always saying the mean: {quality.constant_mape:.1f} %), the "
         f"largest {quality.worst:.1f} %, the rank correlation {rank}.{again} Searching under {limits.describe()}."
     )
-    _once(session, text, **quality.to_dict())
-
-
-def _once(session: Session, text: str, **data: Any) -> None:
-    """Tell what a resumed run works out again only the first time."""
-    if text not in {e["text"] for e in session.run.events("predictor")}:
-        session.tell("predictor", text, **data)
+    session.tell_once("predictor", text, **quality.to_dict())
 
 
 def confirmed(session: Session, trials: Sequence[Trial]) -> list[Trial]:
@@ -151,7 +145,8 @@ def _confirm(session: Session, trials: Sequence[Trial]) -> dict[str, Any]:
             kept += 1
         else:
             refused.append(trial.arch.to_json())
-            _once(session, f"A candidate was predicted to keep the limits and does not: measured {broken}.")
+            text = f"A candidate was predicted to keep the limits and does not: measured {broken}."
+            session.tell_once("predictor", text)
     if not kept:
         least = min(meter.cost("latency", t.arch) for t in trials)
         raise InfeasibleError(

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tailorvit.methods.finish import finish
-from tailorvit.methods.session import Session, Supernet
+from tailorvit.methods.session import Session, Supernets
 from tailorvit.seek.s4 import Book, Decision, seek
 from tailorvit.seek.slopes import Accuracies
 from tailorvit.space import Space
@@ -31,28 +31,22 @@ class RunBook(Book):
         for slope in decision.slopes:
             run.record_slope(decision.t, slope.dim, slope.to_dict())
         run.record_decision(decision.t, decision.to_dict())
-        if decision.sentence not in {e["text"] for e in run.events("decision")}:
-            self.session.tell("decision", decision.sentence)
+        self.session.tell_once("decision", decision.sentence)
 
 
 def s4(session: Session) -> dict[str, Any]:
     """Run S4 end to end."""
-    settings, nets = session.config.s4, dict[int, Supernet]()
-
-    def net_at(space: Space, t: int) -> Supernet:
-        if t not in nets:
-            before = nets.pop(t - 1, None)
-            nets[t] = session.supernet(space, t, before if settings.warm_start else None)
-        return nets[t]
+    settings = session.config.s4
+    nets = Supernets(session, settings.warm_start, settings.warm_share)
 
     def evaluator(space: Space, t: int) -> Accuracies:
-        net = net_at(space, t)
+        net = nets.at(space, t)
         net.spread(t)
         return net.accuracies(f"slopes-{t}")
 
     space, t, _ = seek(session.space, session.meter, evaluator, settings, session.seed, RunBook(session))
     session.meter.require_feasible(space)
-    net = net_at(space, t)
+    net = nets.at(space, t)
     net.model()  # trained here, so that its time is not counted as the search's
     net.spread(t)
     trials = session.search(space, lambda candidates, generation: net.score("search", candidates, generation))

@@ -99,6 +99,11 @@ class Session:
         self.run.event(kind, text, **data)
         self.progress.say(text)
 
+    def tell_once(self, kind: str, text: str, **data: Any) -> None:
+        """As :meth:`tell`, but not again when a resumed run works out the same."""
+        if text not in {e["text"] for e in self.run.events(kind)}:
+            self.tell(kind, text, **data)
+
     def board(self, stage: str) -> Any:
         """A TensorBoard writer for a stage, or None."""
         if not self.config.tensorboard:
@@ -171,9 +176,9 @@ class Session:
 
         return self.fit(model, Fixed(), settings, stage, look)
 
-    def supernet(self, space: Space, t: int, before: Supernet | None = None) -> Supernet:
-        """The supernet of step t; trained when something first needs it."""
-        return Supernet(self, space, f"supernet-{t}", before)
+    def supernet(self, space: Space, t: int, before: Supernet | None = None, share: float = 1.0) -> Supernet:
+        """The supernet of step t; trained when something first needs it, for a share of the epochs after another."""
+        return Supernet(self, space, f"supernet-{t}", before, share)
 
     # -- search -----------------------------------------------------------------------------------------------------
 
@@ -195,10 +200,12 @@ class Session:
 class Supernet:
     """A space's supernet and the accuracies of its members; trains or loads itself only when a figure is missing."""
 
-    def __init__(self, session: Session, space: Space, stage: str, before: Supernet | None = None) -> None:
+    def __init__(
+        self, session: Session, space: Space, stage: str, before: Supernet | None = None, share: float = 1.0
+    ) -> None:
         self.session, self.space, self.stage, self.before = session, space, stage, before
         own = replace(session.config.train, compile=False)  # a supernet would compile anew for every architecture
-        self.settings = own if before is None else shortened(own, session.config.s4.warm_share)
+        self.settings = own if before is None else shortened(own, share)
         self.epochs: int = self.settings.epochs + (before.epochs if before else 0)  # seen by its weights
         self._evaluator: Evaluator | None = None
 
@@ -250,15 +257,31 @@ class Supernet:
             with self.session.timed(stage):
                 self.score(stage, [Candidate(arch, "sample") for arch in drawn])
 
-    def accuracies(self, stage: str) -> Accuracies:
-        """Accuracies of pairs, for slopes."""
+    def accuracies(self, stage: str, source: str = "pair") -> Accuracies:
+        """Accuracies of members, stored under a stage: pairs for slopes, samples for E-T errors."""
 
         def ask(archs: Sequence[Arch]) -> list[float]:
             self._ready() if any(self.session.run.accuracy(stage, a) is None for a in archs) else None
             with self.session.timed(stage):
-                return [t.accuracy for t in self.score(stage, [Candidate(a, "pair") for a in archs])]
+                return [t.accuracy for t in self.score(stage, [Candidate(a, source) for a in archs])]
 
         return ask
+
+
+class Supernets:
+    """The supernets of the steps, one in memory at a time; each inherits from the one before it where asked."""
+
+    def __init__(self, session: Session, warm_start: bool, warm_share: float) -> None:
+        self.session, self.warm_start, self.warm_share = session, warm_start, warm_share
+        self._newest: tuple[int, Supernet] | None = None
+
+    def at(self, space: Space, t: int) -> Supernet:
+        """The supernet of step t in its space; asked for in the order of the steps."""
+        if self._newest is None or self._newest[0] != t:
+            warm = self._newest if self.warm_start else None
+            before = warm[1] if warm is not None and warm[0] == t - 1 else None
+            self._newest = (t, self.session.supernet(space, t, before, self.warm_share))
+        return self._newest[1]
 
 
 def sample(space: Space, count: int, rng: Any) -> list[Arch]:

@@ -5,12 +5,13 @@ PLAIN names them by family: ``PLAIN["vit"].from_settings(network.settings)`` is 
 
 from __future__ import annotations
 
+from tailorvit.plain.network import PlainNetwork
 from tailorvit.plain.pit import PlainPiT
 from tailorvit.plain.shunted import PlainShunted
 from tailorvit.plain.vit import PlainViT
 from tailorvit.plain.windowed import PlainWindowed
 
-PLAIN: dict[str, type[PlainViT | PlainPiT | PlainShunted | PlainWindowed]] = {
+PLAIN: dict[str, type[PlainNetwork]] = {
     "vit": PlainViT,
     "pit": PlainPiT,
     "shunted": PlainShunted,
@@ -18,4 +19,4 @@ PLAIN: dict[str, type[PlainViT | PlainPiT | PlainShunted | PlainWindowed]] = {
     "windowed": PlainWindowed,
 }
 
-__all__ = ["PLAIN", "PlainPiT", "PlainShunted", "PlainViT", "PlainWindowed"]
+__all__ = ["PLAIN", "PlainNetwork", "PlainPiT", "PlainShunted", "PlainViT", "PlainWindowed"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailorvit.plain.vit import NARROW, DropPath, Mlp
+from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
+from tailorvit.plain.vit import NARROW, Mlp
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,11 @@ class PitStage(nn.Module):
         return x[:, 1:].transpose(1, 2).unflatten(-1, grid), x[:, :1]
 
 
-class PlainPiT(nn.Module):
+class PlainPiT(PlainNetwork):
     """A PiT of one fixed architecture; the width of a stage is ``base`` times its heads."""
+
+    POOLS: ClassVar[Mapping[str, str | None]] = {"token": None}
+    frame: PitFrame
 
     def __init__(
         self,
@@ -142,13 +146,8 @@ class PlainPiT(nn.Module):
     ) -> None:
         super().__init__()
         self.frame = frame
-        self.widths: dict[str, Any] = {"base": base, "depth": list(depth), "heads": list(heads), "mlp": mlp}
-        total, embeds = sum(depth), [base * h for h in heads]
-        rates = iter(
-            [drop_path * i / max(total - 1, 1) for i in range(total)]
-            if isinstance(drop_path, int | float)
-            else list(drop_path)
-        )
+        self.widths = {"base": base, "depth": list(depth), "heads": list(heads), "mlp": mlp}
+        rates, embeds = iter(drop_rates(drop_path, sum(depth))), [base * h for h in heads]
         self.patch_embed = PitPatches(frame, embeds[0])
         self.pos_embed = nn.Parameter(torch.empty(1, embeds[0], *frame.grids[0]))
         self.cls_token = nn.Parameter(torch.empty(1, 1, embeds[0]))
@@ -160,13 +159,8 @@ class PlainPiT(nn.Module):
             for s in range(len(heads))
         )
         self.norm = nn.LayerNorm(embeds[-1], frame.eps)
-        self.head: nn.Module = nn.Linear(embeds[-1], frame.classes) if frame.classes else nn.Identity()
+        self.head = self.classifier()
         pit_initialise(self, min(embeds), frame.init)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
-        return {**self.frame.to_dict(), **self.widths}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainPiT:
@@ -174,16 +168,6 @@ class PlainPiT(nn.Module):
         widths = {k: settings[k] for k in ("base", "depth", "heads", "mlp")}
         fixed = {k: v for k, v in settings.items() if k not in widths}
         return cls(PitFrame(**{**fixed, "image_size": tuple(fixed["image_size"])}), **widths, drop_path=drop_path)
-
-    @property
-    def num_classes(self) -> int:
-        """Classes told apart; 0 without a head."""
-        return self.frame.classes
-
-    @property
-    def num_features(self) -> int:
-        """Channels that reach the head."""
-        return self.norm.normalized_shape[0]
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -224,33 +208,14 @@ class PlainPiT(nn.Module):
         maps, token = self._stages(x)
         if norm:
             maps[-1] = self.norm(maps[-1].movedim(1, -1)).movedim(-1, 1)
-        chosen = range(3) if indices is None else range(3)[-indices:] if isinstance(indices, int) else indices
-        kept = [maps[i] if output_fmt == "NCHW" else maps[i].flatten(2).transpose(1, 2) for i in chosen]
+        wanted = picked(indices, len(maps))
+        kept = [maps[i] if output_fmt == "NCHW" else maps[i].flatten(2).transpose(1, 2) for i in wanted]
         return kept if intermediates_only else (self.norm(token), kept)
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits of :meth:`forward_features`' token, or what the head would see."""
         out: Tensor = tokens[:, 0] if pre_logits else self.head(tokens[:, 0])
         return out
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes)."""
-        return self.forward_head(self.forward_features(x))
-
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head for other classes, 0 for none; a PiT reads its class token and knows no other pooling."""
-        if global_pool not in (None, "token"):
-            raise ValueError(f"A PiT pools by its class token ('token'), not by '{global_pool}'.")
-        self.frame = replace(self.frame, classes=num_classes)
-        self.head = nn.Identity()
-        if num_classes:
-            self.head = nn.Linear(self.num_features, num_classes).to(self.cls_token)
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
 
 
 def pit_initialise(model: nn.Module, embed: int, init: str = "small", inputs: Mapping[str, int] | None = None) -> None:

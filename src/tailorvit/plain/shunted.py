@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailorvit.plain.vit import DropPath
+from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
 
 STAGES = 4
 
@@ -254,35 +254,26 @@ class ShuntedStage(nn.Module):
         return out
 
 
-class PlainShunted(nn.Module):
+class PlainShunted(PlainNetwork):
     """A Shunted Transformer of one fixed architecture."""
+
+    frame: ShuntedFrame
 
     def __init__(
         self, frame: ShuntedFrame, embed: int, depth: int, mlp: float, drop_path: Sequence[float] | float = 0.0
     ) -> None:
         super().__init__()
         self.frame = frame
-        self.widths: dict[str, Any] = {"embed": embed, "depth": depth, "mlp": mlp}
+        self.widths = {"embed": embed, "depth": depth, "mlp": mlp}
         depths = frame.depths(depth)
-        total = sum(depths)
-        rates = iter(
-            [drop_path * i / max(total - 1, 1) for i in range(total)]
-            if isinstance(drop_path, int | float)
-            else drop_path
-        )
+        rates = iter(drop_rates(drop_path, sum(depths)))
         self.patch_embed = ShuntedStem(frame, embed)
         self.stages = nn.ModuleList(
             ShuntedStage(frame, i, embed, ratio, [next(rates) for _ in range(depths[i])])
             for i, ratio in enumerate(frame.mlps(mlp))
         )
-        self.num_features = embed * 2 ** (STAGES - 1)  # channels that reach the head
-        self.head: nn.Module = nn.Linear(self.num_features, frame.classes) if frame.classes else nn.Identity()
+        self.head = self.classifier()
         start_shunted(self)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
-        return {**self.frame.to_dict(), **self.widths}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainShunted:
@@ -290,11 +281,6 @@ class PlainShunted(nn.Module):
         own = ("embed", "depth", "mlp")
         fixed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k not in own}
         return cls(ShuntedFrame(**fixed), settings["embed"], settings["depth"], settings["mlp"], drop_path)
-
-    @property
-    def num_classes(self) -> int:
-        """Classes told apart; 0 without a head."""
-        return self.frame.classes
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -325,13 +311,11 @@ class PlainShunted(nn.Module):
         Every stage ends with its norm, so ``norm`` changes nothing. Unless only these are wanted,
         :meth:`forward_features` comes first; arguments and order as in timm.
         """
-        every = range(STAGES)
-        chosen = every if indices is None else every[-indices:] if isinstance(indices, int) else indices
         x, found = self.patch_embed(x), []
         for stage, grid in zip(self.stages, self.frame.grids, strict=True):
             x = stage(x)
             found.append(as_map(x, grid) if output_fmt == "NCHW" else x)
-        kept = [found[i] for i in chosen]
+        kept = [found[i] for i in picked(indices, STAGES)]
         return kept if intermediates_only else (x, kept)
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
@@ -339,25 +323,6 @@ class PlainShunted(nn.Module):
         pooled = tokens.mean(1)
         out: Tensor = pooled if pre_logits else self.head(pooled)
         return out
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes)."""
-        return self.forward_head(self.forward_features(x))
-
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head for other classes, 0 for none; the pooling is always timm's ``avg``."""
-        if global_pool not in (None, "avg"):
-            raise ValueError(f"a Shunted Transformer pools by 'avg', not '{global_pool}'")
-        self.frame = replace(self.frame, classes=num_classes)
-        self.head = nn.Identity()
-        if num_classes:
-            self.head = nn.Linear(self.num_features, num_classes).to(next(self.parameters()))
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
 
 
 def start_shunted(model: nn.Module) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
 from tailorvit.plain.relative import Execution, Grid, Places, Tables, attend, attention_weights, table_rows
 
 
@@ -41,22 +42,6 @@ class Frame:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-
-class DropPath(nn.Module):
-    """Drop a residual branch per sample and rescale the rest."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Identity in evaluation."""
-        if not self.training or self.rate == 0:
-            return x
-        keep = 1 - self.rate
-        mask = torch.empty(x.shape[0], *[1] * (x.dim() - 1), device=x.device, dtype=x.dtype).bernoulli_(keep)
-        return x * mask / keep
 
 
 class PatchEmbed(nn.Module):
@@ -141,8 +126,11 @@ class Block(nn.Module):
         return out
 
 
-class PlainViT(nn.Module):
+class PlainViT(PlainNetwork):
     """A ViT of one fixed architecture."""
+
+    POOLS: ClassVar[Mapping[str, str | None]] = {"avg": "gap", "token": "cls"}
+    frame: Frame
 
     def __init__(
         self,
@@ -155,27 +143,18 @@ class PlainViT(nn.Module):
     ) -> None:
         super().__init__()
         self.frame, depth = frame, len(heads)
-        self.widths: dict[str, Any] = {"embed": embed, "heads": list(heads), "mlp": list(mlp)}
-        rates = (
-            [drop_path * i / max(depth - 1, 1) for i in range(depth)]
-            if isinstance(drop_path, int | float)
-            else list(drop_path)
-        )
+        self.widths = {"embed": embed, "heads": list(heads), "mlp": list(mlp)}
         places = Places(frame.grid, frame.reach, frame.head_dim)
         self.patch_embed = PatchEmbed(frame, embed)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed))
         self.pos_embed = nn.Parameter(torch.empty(1, frame.tokens, embed)) if frame.absolute else None
         self.blocks = nn.ModuleList(
-            Block(frame, places, embed, h, m, r, execution) for h, m, r in zip(heads, mlp, rates, strict=True)
+            Block(frame, places, embed, h, m, r, execution)
+            for h, m, r in zip(heads, mlp, drop_rates(drop_path, depth), strict=True)
         )
         self.norm = nn.LayerNorm(embed, frame.eps)
-        self.head: nn.Module = nn.Linear(embed, frame.classes) if frame.classes else nn.Identity()
+        self.head = self.classifier()
         initialise(self, embed)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
-        return {**self.frame.to_dict(), **self.widths}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainViT:
@@ -185,29 +164,20 @@ class PlainViT(nn.Module):
         return cls(frame, settings["embed"], settings["heads"], settings["mlp"], drop_path)
 
     @property
-    def num_classes(self) -> int:
-        """Classes told apart; 0 without a head."""
-        return self.frame.classes
-
-    @property
-    def num_features(self) -> int:
-        """Channels that reach the head."""
-        return self.norm.normalized_shape[0]
-
-    @property
     def feature_info(self) -> list[dict[str, Any]]:
         """Per block: its name, channels and pixels a side of one position."""
-        row = {"num_chs": self.num_features, "reduction": self.frame.patch}
+        row = {"num_chs": self.widths["embed"], "reduction": self.frame.patch}
         return [{"module": f"blocks.{i}", **row} for i in range(len(self.blocks))]
 
-    def _tokens(self, x: Tensor) -> Tensor:
+    def tokens(self, x: Tensor) -> Tensor:
+        """What the first block takes: the class token and patches (B, N, embed), with their positions."""
         x = self.patch_embed(x)
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
         return x if self.pos_embed is None else x + self.pos_embed
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised tokens (B, N, embed), class token first."""
-        x = self._tokens(x)
+        x = self.tokens(x)
         for block in self.blocks:
             x = block(x)
         out: Tensor = self.norm(x)
@@ -225,10 +195,8 @@ class PlainViT(nn.Module):
 
         Unless only these are wanted, :meth:`forward_features` comes first; arguments and order as in timm.
         """
-        depth = len(self.blocks)
-        chosen = range(depth) if indices is None else range(depth)[-indices:] if isinstance(indices, int) else indices
-        wanted = [range(depth)[i] for i in chosen]
-        x, found = self._tokens(x), {}
+        wanted = picked(indices, len(self.blocks))
+        x, found = self.tokens(x), {}
         for i, block in enumerate(self.blocks):
             x = block(x)
             if i in wanted:
@@ -244,26 +212,7 @@ class PlainViT(nn.Module):
         out: Tensor = pooled if pre_logits else self.head(pooled)
         return out
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes)."""
-        return self.forward_head(self.forward_features(x))
 
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head for other classes, 0 for none; the pooling as timm names it (avg or token), or as it was."""
-        pool = self.frame.pool if global_pool is None else POOLS[global_pool]
-        self.frame = replace(self.frame, classes=num_classes, pool=pool)
-        self.head = nn.Identity()
-        if num_classes:
-            self.head = nn.Linear(self.num_features, num_classes).to(self.cls_token)
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
-
-
-POOLS: dict[str, Literal["gap", "cls"]] = {"avg": "gap", "token": "cls"}  # timm's words for ours
 NARROW = 128  # channels; the papers' networks are all wider
 
 

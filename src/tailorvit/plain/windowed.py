@@ -7,14 +7,15 @@ masked: a map that windows do not divide gives no attention to what is not there
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailorvit.plain.vit import DropPath, Mlp
+from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
+from tailorvit.plain.vit import Mlp
 from tailorvit.plain.window_cut import (
     Cut,
     Sides,
@@ -203,20 +204,19 @@ class WindowHead(nn.Module):
         return out
 
 
-class PlainWindowed(nn.Module):
+class PlainWindowed(PlainNetwork):
     """A windowed network of one fixed architecture."""
+
+    frame: WindowFrame
+    head: WindowHead
 
     def __init__(
         self, frame: WindowFrame, stages: Sequence[WindowStage], drop_path: Sequence[float] | float = 0.0
     ) -> None:
         super().__init__()
         self.frame = WindowFrame(**{f.name: getattr(frame, f.name) for f in fields(WindowFrame)})
-        self.shapes, depth = tuple(stages), sum(len(s.heads) for s in stages)
-        rates = (
-            [drop_path * i / max(depth - 1, 1) for i in range(depth)]
-            if isinstance(drop_path, int | float)
-            else list(drop_path)
-        )
+        self.shapes, self.widths = tuple(stages), {"stages": [s.to_dict() for s in stages]}
+        rates = drop_rates(drop_path, sum(len(s.heads) for s in stages))
         self.patch_embed = WindowPatches(frame, stages[0].embed)
         self.layers = nn.Sequential()
         before, start = stages[0].embed, 0
@@ -225,13 +225,8 @@ class PlainWindowed(nn.Module):
             self.layers.append(WindowLayer(frame, i, before, shape, own))
             before, start = shape.embed, start + len(own)
         self.norm = nn.LayerNorm(before, frame.eps)
-        self.head = WindowHead(before, frame.classes)
+        self.head = self.classifier()
         start_windows(self, before)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
-        return {**self.frame.to_dict(), "stages": [s.to_dict() for s in self.shapes]}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainWindowed:
@@ -239,16 +234,6 @@ class PlainWindowed(nn.Module):
         fixed = {k: v for k, v in settings.items() if k != "stages"}
         frame = WindowFrame(**{**fixed, "image_size": tuple(fixed["image_size"])})
         return cls(frame, [WindowStage.from_dict(s) for s in settings["stages"]], drop_path)
-
-    @property
-    def num_classes(self) -> int:
-        """Classes told apart; 0 without a head."""
-        return self.frame.classes
-
-    @property
-    def num_features(self) -> int:
-        """Channels that reach the head."""
-        return self.shapes[-1].embed
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -275,8 +260,7 @@ class PlainWindowed(nn.Module):
 
         Unless only these are wanted, :meth:`forward_features` comes first; arguments and order as in timm.
         """
-        chosen = range(STAGES) if indices is None else range(STAGES)[-indices:] if isinstance(indices, int) else indices
-        wanted = [range(STAGES)[i] for i in chosen]
+        wanted = picked(indices, STAGES)
         x, found = self.patch_embed(x), {}
         for i, layer in enumerate(self.layers):
             x = layer(x)
@@ -291,21 +275,13 @@ class PlainWindowed(nn.Module):
         out: Tensor = self.head(x, pre_logits)
         return out
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes)."""
-        return self.forward_head(self.forward_features(x))
+    def classifier(self) -> WindowHead:
+        """Pooling and classifier together, under timm's name."""
+        return WindowHead(self.num_features, self.num_classes)
 
     def get_classifier(self) -> nn.Module:
         """The classifier."""
         return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier for other classes, 0 for none; the pooling is always the mean."""
-        self.frame = replace(self.frame, classes=num_classes)
-        self.head = WindowHead(self.num_features, num_classes).to(self.norm.weight)
-        if isinstance(self.head.fc, nn.Linear):
-            nn.init.trunc_normal_(self.head.fc.weight, std=0.02)
-            nn.init.zeros_(self.head.fc.bias)
 
 
 def start_windows(model: nn.Module, embed: int) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailorvit.errors import TailorError
 from tailorvit.report.compare import Comparison, compare
 from tailorvit.report.compare_page import write_comparison, write_comparison_figures
 from tailorvit.report.facts import Facts, collect
-from tailorvit.report.files import write_figures
+from tailorvit.report.files import write_figures, write_page
 from tailorvit.report.page import figures, render
 from tailorvit.report.snapshot import read
 from tailorvit.report.watch import watch
-from tailorvit.runs.atomic import write_text
 
 __all__ = [
     "Comparison",
@@ -33,13 +31,7 @@ __all__ = [
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write RUN/report.html, or another file, in one step and say where it is."""
     path = Path(out) if out is not None else Path(folder) / "report.html"
-    text = render(read(Path(folder)))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-    except OSError as error:
-        raise TailorError(f"Cannot write '{path}': {error.strerror or error}.") from error
-    return path
+    return write_page(path, render(read(Path(folder))))
 
 
 def write_report_figures(folder: Path, out: Path, formats: Sequence[str] = ("svg", "csv")) -> list[Path]:

@@ -22,8 +22,8 @@ from tailorvit.report.parts import (
     percent,
     size,
 )
+from tailorvit.stats import wilson
 
-_Z = 1.96  # two-sided 95 %
 _KINDS = {"supernet": "c0", "slopes": "c1", "edf": "c5", "search": "c2", "final": "c3", "baseline": "c4"}
 _NAMES = {
     "supernet": "training supernets",
@@ -34,17 +34,28 @@ _NAMES = {
 }
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval (Wilson 1927) of an accuracy in percent counted on ``count`` images."""
-    p, z2 = min(max(share / 100, 0.0), 1.0), _Z * _Z / count
-    middle, reach = p + z2 / 2, _Z * math.sqrt(p * (1 - p) / count + z2 / (4 * count))
-    return 100 * (middle - reach) / (1 + z2), 100 * (middle + reach) / (1 + z2)
+def interval(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval (Wilson) of an accuracy in percent counted on ``count`` images."""
+    low, high = wilson(min(max(share, 0.0), 100.0) / 100 * count, count)
+    return 100 * low, 100 * high
 
 
 def spent(facts: Facts) -> dict[str, float]:
     """Seconds per stage."""
     told = facts.seconds or table(facts.result.get("seconds"))
     return {str(k): s for k, v in told.items() if (s := real(v)) is not None and s >= 0}
+
+
+def _work(facts: Facts) -> str:
+    search = search_seconds(facts)
+    return f"of work, {duration(search)} of them search" if search and facts.method != "fixed" else "of work"
+
+
+def search_seconds(facts: Facts) -> float | None:
+    """What finding the network took: supernets, slopes, samples and search, without its training and the baseline's."""
+    after = ("final", "baseline", "analysis")
+    found = [s for stage, s in spent(facts).items() if stage.partition("-")[0] not in after]
+    return sum(found) if found else None
 
 
 def tests(facts: Facts) -> int | None:
@@ -78,7 +89,7 @@ def answer(facts: Facts) -> str:
             (percent(found), f"of the test images right{error}"),
             (size(result.get("params")), "parameters"),
             (size(result.get("macs")), "MACs for one image"),
-            (duration(sum(times.values())) if times else None, "of work"),
+            (duration(sum(times.values())) if times else None, _work(facts)),
         ]
     )
     pair = f'<div class="pair">{charted.get("answer-limits", "")}{charted.get("answer-accuracy", "")}</div>'
@@ -148,7 +159,7 @@ def _story(facts: Facts) -> str:
     if found is not None:
         words.append(f"It is right on {percent(found)} of the test images.")
         if n:
-            low, high = wilson(found, n)
+            low, high = interval(found, n)
             words.append(f"Counted on {n:,} images, that stands for {low:.1f} to {high:.1f} % (95 %).")
     if found is not None and hand is not None:
         words.append(_compared(found, hand, n, baseline))
@@ -157,6 +168,8 @@ def _story(facts: Facts) -> str:
     times = spent(facts)
     if times:
         words.append(f"The work took {duration(sum(times.values()))}.")
+        search = search_seconds(facts)
+        words += [f"Of that the search took {duration(search)}."] if search and facts.method != "fixed" else []
     return " ".join(words)
 
 
@@ -178,7 +191,7 @@ def _compared(found: float, hand: float, n: int | None, baseline: Mapping[str, A
 
 
 def _reach(share: float, count: int) -> float:
-    low, high = wilson(share, count)
+    low, high = interval(share, count)
     return (high - low) / 2
 
 
@@ -219,7 +232,7 @@ def _accuracy(facts: Facts) -> Figure | None:
     }
     if not n or known["found"] is None:
         return None
-    rows = [(name, v, *wilson(v, n), n) for name, v in known.items() if v is not None]
+    rows = [(name, v, *interval(v, n), n) for name, v in known.items() if v is not None]
     styles = {"found": "c0", "baseline": "c4"}
     title = "Accuracy on the test images"
     svg = charts.estimates([(a, v, low, high, styles[a]) for a, v, low, high, _ in rows], title, "accuracy, %")

@@ -10,9 +10,9 @@ from tailorvit.report import charts
 from tailorvit.report.figure import Figure, tip
 from tailorvit.report.guidelines import guidelines
 from tailorvit.report.parts import arch_in_words, cell, grid, none, percent, size
-from tailorvit.report.ranks import kendall, mean_gap, spearman
 from tailorvit.report.records import Facts, real, table
 from tailorvit.report.views import Block, blocks, trim
+from tailorvit.stats import kendall, mean_gap, spearman
 
 _CANDIDATES = 40  # bars drawn; the CSV file has all
 _CLEAR = 2.0  # standard errors from which a change counts

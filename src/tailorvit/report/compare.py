@@ -10,6 +10,7 @@ from typing import Any
 
 from tailorvit import units
 from tailorvit.errors import TailorError
+from tailorvit.report.answer import search_seconds
 from tailorvit.report.files import csv_text
 from tailorvit.report.parts import clean, duration, limits_in_words, size
 from tailorvit.report.records import Facts, real, table, whole
@@ -24,7 +25,6 @@ NEUTRAL = (
 )
 METRICS = ("test_accuracy", "params", "macs", "search_seconds", "baseline_accuracy", "gain")
 HEADS = ("run", "group", "seed", "status", "test accuracy", "parameters", "MACs", "search time", "baseline", "gain")
-_AFTER = ("final", "baseline")  # stages that are not search
 _PAIRS = 6  # up to so many groups are compared each with each; more, each with the first
 
 
@@ -274,8 +274,6 @@ def _experiment(facts: Facts, flat: Mapping[str, str]) -> tuple[Any, ...]:
 def _row(name: str, place: Path, group: int, facts: Facts) -> RunRow:
     result, baseline = facts.result, table(facts.result.get("baseline"))
     found, hand = real(result.get("test_accuracy")), real(baseline.get("test_accuracy"))
-    spent = facts.seconds or {k: s for k, v in table(result.get("seconds")).items() if (s := real(v)) is not None}
-    search = [s for stage, s in spent.items() if stage.partition("-")[0] not in _AFTER]
     seeds = (whole(t.get("seed")) for t in (result, facts.info, facts.settings))
     return RunRow(
         name=name,
@@ -289,7 +287,7 @@ def _row(name: str, place: Path, group: int, facts: Facts) -> RunRow:
         test_accuracy=found,
         params=real(result.get("params")),
         macs=real(result.get("macs")),
-        search_seconds=sum(search) if search else None,
+        search_seconds=search_seconds(facts),
         baseline_accuracy=hand,
         gain=None if found is None or hand is None else found - hand,
         counted=facts.finished and found is not None,

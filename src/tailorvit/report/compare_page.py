@@ -8,10 +8,9 @@ from pathlib import Path
 from tailorvit.errors import TailorError
 from tailorvit.report.compare import GROUP_HEADS, HEADS, METRICS, Comparison, compare, group_cells, run_cells
 from tailorvit.report.compare_charts import comparison_figures
-from tailorvit.report.files import write_figures
+from tailorvit.report.files import write_figures, write_page
 from tailorvit.report.page import shell
 from tailorvit.report.parts import cell, fold, grid, none
-from tailorvit.runs.atomic import write_text
 
 _KEYS = 200  # differing recipe keys shown; the JSON has them all
 
@@ -78,13 +77,7 @@ def write_comparison(comparison: Comparison | Sequence[Path], out: Path) -> Path
     out = Path(out)
     if out.is_dir():
         raise TailorError(f"'{out}' is a folder; name the file to write, such as {out / 'compare.html'}.")
-    text = render_comparison(ready)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, text)
-    except OSError as error:
-        raise TailorError(f"Cannot write '{out}': {error.strerror or error}.") from error
-    return out
+    return write_page(out, render_comparison(ready))
 
 
 def write_comparison_figures(

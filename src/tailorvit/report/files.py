@@ -14,12 +14,22 @@ from typing import Any
 from tailorvit.errors import TailorError, unknown
 from tailorvit.report.figure import Figure
 from tailorvit.report.standalone import SANS, SPACE_NAME, standalone
-from tailorvit.runs.atomic import dumps, write_bytes, write_json
+from tailorvit.runs.atomic import dumps, write_bytes, write_json, write_text
 
 FORMATS = ("svg", "png", "csv")
 ZOOM = 2  # two pixels of PNG for one of the drawing, for sharp print
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PROBE = f'<svg xmlns="{SPACE_NAME}" width="40" height="20"><text y="15" font-family="{SANS}">H</text></svg>'
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write a page whole or not at all, and say where it is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise TailorError(f"Cannot write '{path}': {error.strerror or error}.") from error
+    return path
 
 
 def write_figures(figures: Iterable[Figure], folder: Path, formats: Sequence[str] = ("svg", "csv")) -> list[Path]:

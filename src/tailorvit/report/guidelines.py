@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from tailorvit.report.ranks import spearman
 from tailorvit.report.views import Block
+from tailorvit.stats import spearman
 
 _CLEAR = 0.3  # rank correlation below which a trend is called none: ten blocks in random order pass it 2 times in 10
 _FEWEST = 4  # blocks of a trend: two or three are in order by chance once in two or six times

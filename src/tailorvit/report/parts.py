@@ -148,8 +148,3 @@ def arch_in_words(arch: Mapping[str, Any]) -> str:
     """One line per architecture: ``depth 2, embed 64, heads 2 3, mlp 3.5 4``."""
     genes = {k: v for k, v in arch.items() if k != "family"}
     return ", ".join(f"{k} {' '.join(map(str, v)) if isinstance(v, list) else v}" for k, v in genes.items())
-
-
-def slug(words: str) -> str:
-    """Letters, digits and hyphens of a name, for the key of a figure."""
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40] or "x"

@@ -15,9 +15,9 @@ from tailorvit.report.draw_training import (
 )
 from tailorvit.report.figure import Figure
 from tailorvit.report.parts import none, percent
-from tailorvit.report.ranks import wilson
 from tailorvit.report.records import Epoch, Facts
 from tailorvit.report.views import Tested, label, scored
+from tailorvit.stats import wilson
 
 _FULL, _COARSE = 30, 120  # classes: up to here every cell with its count, up to there a pixel a cell
 _PAIRS = 20

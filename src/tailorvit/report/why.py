@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from statistics import fmean
+
+import numpy as np
 
 from tailorvit.report import charts
 from tailorvit.report.draw_space import fits, stages
 from tailorvit.report.facts import Decision, Facts, Slope, real, table
 from tailorvit.report.figure import Figure
 from tailorvit.report.parts import cell, clean, figure, fold, grid, limits_in_words, many, metric_name, none, size
+from tailorvit.seek.quality import quality
 
 _LEGAL = 5
 _FOLDED = 200  # legal moves on the page; the numbers of the figure have them all
@@ -170,12 +172,6 @@ def _moves(decision: Decision, facts: Facts) -> Figure | None:
     )
 
 
-def quality(errors: list[float]) -> tuple[float, float, float]:
-    """S3's quality of a space from sampled errors: their mean, the mean of the best 50, and the mean of both."""
-    mean, top = fmean(errors), fmean(sorted(errors)[:_TOP])
-    return mean, top, (mean + top) / 2
-
-
 def _edf(facts: Facts) -> Figure | None:
     """The share of each space's members with at most a given error."""
     samples: dict[int, list[float]] = {}
@@ -189,7 +185,7 @@ def _edf(facts: Facts) -> Figure | None:
     rows: list[tuple[int, float, float, float, float, float]] = []
     for t, errors in sorted(samples.items()):
         errors.sort()
-        mean, top, both = quality(errors)
+        mean, top, both = quality(np.array(errors), _TOP)
         curve = [(e, (i + 1) / len(errors)) for i, e in enumerate(errors)]
         series[f"step {t}: Q {both:.2f} (mean {mean:.2f}, best {min(_TOP, len(errors))}: {top:.2f})"] = [
             (curve[0][0], 0.0),

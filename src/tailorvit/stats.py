@@ -1,4 +1,4 @@
-"""Small statistics of the checks: rank correlations with ties, intervals of a share, a difference of means."""
+"""Small statistics: rank correlations with ties, the interval of a share, a difference of means."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ranks(values: Sequence[float]) -> list[float]:
     return found
 
 
-def wilson(correct: int, count: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(correct: float, count: int, z: float = 1.96) -> tuple[float, float]:
     """Wilson's 95 % interval of a share, in [0, 1]; right also for few images and for shares of 0 and 1."""
     if count == 0:
         return 0.0, 1.0

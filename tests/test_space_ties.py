@@ -1,0 +1,165 @@
+"""Tied dimensions: one value a multiple of another, whatever is drawn, moved or saved."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from space_tools import STAGED, VIT, chances, members, rng, round_trips, seeds
+from tailorvit.arch import Arch
+from tailorvit.errors import TailorError
+from tailorvit.space import Dim, Space
+
+TIED = Space(
+    "pit",
+    (
+        Dim("heads", (2, 4, 8), scope="stage", stage=1),
+        Dim("depth", (1, 2), scope="stage", stage=1),
+        Dim("mlp", (2, 3), scope="block", stage=1),
+        Dim("heads", (2, 4, 8), scope="stage", stage=2),
+        Dim("base", (8, 12)),
+        Dim("heads", (2, 4, 8), scope="stage", stage=3),
+    ),
+    (("classes", 10),),
+    (("heads.1", "heads.2"), ("heads.2", "heads.3")),
+)
+HEADS = ("heads.1", "heads.2", "heads.3")
+
+
+@st.composite
+def tied_spaces(draw):
+    """Spaces in which some of four dimensions are tied, in one group or in two."""
+    values = st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True).map(sorted)
+    dims = [Dim("width", tuple(draw(values)), scope="stage", stage=s) for s in range(4)]
+    dims += [Dim("depth", (1, 2)), Dim("heads", (1, 2, 3), scope="block")]
+    pairs = draw(st.lists(st.sampled_from([(0, 1), (1, 2), (2, 3), (0, 3)]), min_size=1, unique=True))
+    try:
+        ties = tuple((f"width.{a}", f"width.{b}") for a, b in pairs)
+        return Space("any", tuple(draw(st.permutations(dims))), (), ties)
+    except TailorError as error:
+        assert "are multiples of one another" in str(error)
+        return Space("any", tuple(dims))
+
+
+def legal(space, arch):
+    return all(arch.one(b) % arch.one(a) == 0 for a, b in space.multiples)
+
+
+@settings(max_examples=80, deadline=None)
+@given(tied_spaces(), seeds, chances, chances, st.booleans())
+def test_ties_hold_whatever_is_done(space, seed, p_global, p_block, per_gene):
+    draw = rng(seed)
+    a, b = space.check(space.sample(draw)), space.check(space.sample(draw))
+    mutant = space.check(space.mutate(a, draw, 0.5, p_global, p_block, per_gene))
+    for arch in (a, b, mutant, space.cross(a, mutant, draw, per_gene), space.smallest(), space.largest()):
+        assert legal(space, space.check(arch))
+    for dim in space.dims:
+        for value in dim.choices:  # every choice left is in some member
+            changed = space.check(space.with_value(a, dim.key, value, draw))
+            assert legal(space, changed)
+            assert set(changed.many(dim.key) if dim.scope == "block" else [changed[dim.key]]) == {value}
+            pinned = space.pin(dim.key, value)
+            assert space.check(pinned.sample(draw)) and pinned[dim.key].choices == (value,)
+    round_trips(space)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tied_spaces())
+def test_count_of_tied_members(space):
+    every = [a for a in members(space) if legal(space, a)]
+    assert len(set(every)) == space.count() and all(space.contains(a) for a in every)
+    assert space.count(tied=False) == sum(1 for _ in members(space))
+
+
+def test_tied_values_are_drawn_uniformly_from_the_legal_ones():
+    draw = rng(4)
+    rows = Counter(tuple(a.one(h) for h in HEADS) for a in (TIED.sample(draw) for _ in range(5000)))
+    assert set(rows) == {r for r in product((2, 4, 8), repeat=3) if r[1] % r[0] == 0 and r[2] % r[1] == 0}
+    assert len(rows) == 10 and all(abs(n / 5000 - 0.1) < 0.02 for n in rows.values())
+    assert TIED.count() == 10 * 2 * (2 + 4) and TIED.count(tied=False) == 27 * 2 * (2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "value", "after"),
+    [
+        ((2, 4, 8), "heads.2", 8, (2, 8, 8)),  # nothing else has to move
+        ((8, 8, 8), "heads.2", 4, (4, 4, 8)),  # the least that divides
+        ((2, 2, 2), "heads.1", 8, (8, 8, 8)),
+        ((4, 8, 8), "heads.3", 2, (2, 2, 2)),
+        ((4, 4, 4), "heads.1", 4, (4, 4, 4)),
+    ],
+)
+def test_partners_move_to_the_nearest_legal_values(before, key, value, after):
+    arch = TIED.smallest().replace(**dict(zip(HEADS, before, strict=True)))
+    changed = TIED.with_value(TIED.check(arch), key, value, rng(0))
+    assert tuple(changed.one(h) for h in HEADS) == after
+    assert changed.replace(**{h: arch[h] for h in HEADS}) == arch
+    with pytest.raises(TailorError, match=r"'heads.1' cannot be 3; the choices are 2, 4, 8"):
+        TIED.with_value(arch, "heads.1", 3, rng(0))
+
+
+def test_of_two_as_near_partners_the_one_on_the_way():
+    space = Space("pit", (Dim("a", (2, 4, 6)), Dim("b", (4, 6))), (), (("a", "b"),))
+    assert space.with_value(Arch("pit", a=4, b=4), "b", 6, rng(0)) == Arch("pit", a=6, b=6)
+    assert space.with_value(Arch("pit", a=6, b=6), "b", 4, rng(0)) == Arch("pit", a=4, b=4)
+
+
+def test_children_of_tied_parents_take_whole_rows_where_parts_do_not_fit():
+    low, high = TIED.smallest(), TIED.largest()
+    a = low.replace(**dict(zip(HEADS, (2, 2, 2), strict=True)))
+    b = high.replace(**dict(zip(HEADS, (8, 8, 8), strict=True)))
+    draw = rng(5)
+    rows = Counter(tuple(c.one(h) for h in HEADS) for c in (TIED.check(TIED.cross(a, b, draw)) for _ in range(400)))
+    assert set(rows) == {(2, 2, 2), (2, 2, 8), (2, 8, 8), (8, 8, 8)}
+
+
+def test_ties_are_named_when_broken():
+    arch = TIED.largest().replace(**{"heads.3": 4})
+    with pytest.raises(TailorError, match=r"dimension 'heads.3' has 4, which is no multiple of the 8 of 'heads.2'"):
+        TIED.check(arch)
+
+
+def test_smallest_and_largest_of_ties_without_a_common_corner():
+    space = Space("pit", (Dim("a", (2, 3)), Dim("b", (3, 4))), (), (("a", "b"),))
+    assert space.count() == 2
+    assert (space.smallest(), space.largest()) == (Arch("pit", a=3, b=3), Arch("pit", a=2, b=4))
+
+
+def test_moves_drop_choices_that_have_no_partner_left():
+    space = Space("pit", (Dim("a", (1, 2)), Dim("b", (2, 4))), (), (("a", "b"),))
+    moved = space.shift({"a": 1})
+    assert moved["a"].choices == (2,) and moved["b"].choices == (2, 4) and moved.multiples == space.multiples
+    assert space.shift({"a": 1, "b": 1})["a"].choices == (2, 3)
+    with pytest.raises(TailorError, match="'a' would lose choices"):
+        space.shift({"a": 1}, "strict")
+    with pytest.raises(TailorError, match="No values of a 5, 6; b 2, 4 are multiples of one another"):
+        space.shift({"a": 4})
+    assert space.pin("a", 2)["b"].choices == (2, 4) and TIED.pin("heads.1", 8)["heads.3"].choices == (8,)
+
+
+def test_ties_are_told_apart_from_no_ties():
+    free = Space(TIED.family, TIED.dims, TIED.fixed)
+    assert free != TIED and "multiples" not in free.to_dict()
+    assert TIED.to_dict()["multiples"] == [["heads.1", "heads.2"], ["heads.2", "heads.3"]]
+    assert TIED.shift({"base": 1}).with_fixed(classes=3).multiples == TIED.multiples
+
+
+@pytest.mark.parametrize(
+    ("space", "draws"),
+    [
+        (VIT, "553f3a71a9b84c94"),
+        (STAGED, "90868e124335fec8"),
+    ],
+    ids=["one stage", "two stages"],
+)
+def test_draws_without_ties_are_the_same_for_ever(space, draws):
+    draw, text = rng(11), ""
+    for _ in range(20):
+        a, b = space.sample(draw), space.sample(draw)
+        text += a.to_json() + space.mutate(a, draw).to_json() + space.cross(a, b, draw).to_json()
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == draws
