@@ -1,4 +1,4 @@
-"""What is fast on a CPU, and against what: start-up, exact costs, sampling, evaluation, attention, data."""
+"""What is fast on a CPU, and against what: start-up, exact costs, sampling, evaluation, attention, data, S4 steps."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ os.environ["KINETO_LOG_LEVEL"] = "6"  # the memory figures come from torch's pro
 
 import numpy as np
 import torch
+from steps import steps
 
 from tailorvit import Counter, named_space, open_data
 from tailorvit.costs.measure import cpu_name
@@ -255,7 +256,31 @@ def show(facts: dict[str, Any]) -> None:
     head = ("patches", "attention", "ms a step", "time against dense", "peak MiB", "memory against dense")
     print(table(head, cells), end="\n\n")
     rows = [(r["images"], r["augment"], f"{r['per_second']:,.0f}") for r in facts["pipeline"]]
-    print(table(("training images", "augmentation", "images a second"), rows))
+    print(table(("training images", "augmentation", "images a second"), rows), end="\n\n")
+    rows = [
+        (
+            r["family"],
+            r["method"],
+            r["dims"],
+            f"{r['params']:,}",
+            f"{r['macs'] / 1e6:.2f}",
+            f"{r['supernet']:.1f}",
+            f"{r['slopes']:.1f}",
+            ratio(r["step_against_vit"]),
+        )
+        for r in facts["steps"]
+    ]
+    head = (
+        "family",
+        "method",
+        "dimensions",
+        "largest params",
+        "largest MMACs",
+        "supernet s",
+        "slopes s",
+        "step against ViT",
+    )
+    print(table(head, rows))
 
 
 def main() -> None:
@@ -279,7 +304,7 @@ def main() -> None:
         },
         "attention_layer": {"heads": HEADS, "head_dim": HEAD_DIM, "batch": BATCH},
     }
-    for work in (start_up, counting, evaluation, attention, pipeline):
+    for work in (start_up, counting, evaluation, attention, pipeline, steps):
         print(f"{work.__name__} ...", flush=True)
         facts[work.__name__] = work(options.quick)
     facts["seconds"] = time.perf_counter() - started

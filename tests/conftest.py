@@ -2,4 +2,12 @@
 
 import os
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is first imported
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Outputs of trunks go to a folder of the tests, not to the user's."""
+    os.environ["TAILORVIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))

@@ -15,8 +15,8 @@ import tailorvit
 LAYERS = (
     ("errors", "rng", "units", "progress", "arch", "ties", "space", "portable", "stats"),
     ("plain", "elastic"),
-    ("families", "data", "runs"),
-    ("costs", "proxies", "train"),
+    ("families", "data", "runs", "trunks"),
+    ("costs", "checkpoints", "proxies", "train"),
     ("search", "seek", "analysis"),
     ("export",),  # below the methods, which write the networks they end with
     ("methods", "config"),

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailorvit.api import Result, resume, run
+    from tailorvit.api import Result, finetune, resume, run
     from tailorvit.arch import Arch
     from tailorvit.costs import Counter, Limits, Meter
     from tailorvit.data import open_data
@@ -36,6 +36,7 @@ _HOME = {
     "TailorError": "errors",
     "cost": "lookup",
     "doctor": "lookup",
+    "finetune": "api",
     "listing": "lookup",
     "load": "export",
     "named_arch": "families",
@@ -61,6 +62,7 @@ __all__ = [
     "TailorError",
     "cost",
     "doctor",
+    "finetune",
     "listing",
     "load",
     "named_arch",

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tailorvit import units
+from tailorvit.arch import Arch
 from tailorvit.config import Config, configure, merged, overrides, parse_recipe, read_recipe, to_toml
 from tailorvit.costs import Limits, Meter
 from tailorvit.data import Data, open_data
@@ -18,6 +19,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families import family, with_fixed
 from tailorvit.lookup import versions
 from tailorvit.methods import method
+from tailorvit.methods.given import with_supernet
 from tailorvit.methods.plan import (
     around,
     data_fixed,
@@ -30,6 +32,8 @@ from tailorvit.methods.plan import (
     wanted_size,
 )
 from tailorvit.methods.session import Session
+from tailorvit.methods.start import Start, keep_start, open_start, transfer_recipe
+from tailorvit.methods.trunk import behind, open_tower, require_same
 from tailorvit.progress import Mode, make_progress
 from tailorvit.runs import Run
 from tailorvit.space import Space
@@ -92,12 +96,18 @@ def _device(name: str) -> str:
     return name
 
 
-def prepare(config: Config, saved: dict[str, Any] | None = None) -> tuple[Config, Data, Space, Limits, str]:
+def prepare(
+    config: Config, saved: dict[str, Any] | None = None, start: Start | None = None
+) -> tuple[Config, Data, Space, Limits, str]:
     """Everything that can fail before training does: names, device, data, space and limits; returns them resolved."""
     method(config.method)
     family(config.family)
     device = _device(config.device)
-    size = wanted_size(config)
+    start = start or open_start(config)
+    tower = open_tower(config)
+    usual = start.size if start is not None else tower.usual_size if tower is not None else None
+    asked = wanted_size(config)
+    size = usual if asked is None else asked
     opened = open_data(
         config.data.source,
         seed=config.seed,
@@ -108,7 +118,11 @@ def prepare(config: Config, saved: dict[str, Any] | None = None) -> tuple[Config
         cache_bytes=config.data.cache,
         limit=config.data.limit,
     )
-    if config.method != "fixed" and config.space == "auto" and not any(high for _, _, high in config.budget()):
+    pixels = opened.image_size
+    opened = behind(config, tower, opened, device)
+    given: Arch | None = None  # the only architecture there is, where a finished network is tuned
+    searched = config.method not in ("fixed", "finetune")
+    if searched and config.space == "auto" and not any(high for _, _, high in config.budget()):
         floor = next((low for metric, low, _ in config.budget() if metric == "params" and low), 0.0)
         top = max(units.parse(default_limit(opened.counts["train"]), "params"), 2 * floor)
         config = replace(config, limits={**config.limits, "max_params": top})
@@ -119,20 +133,24 @@ def prepare(config: Config, saved: dict[str, Any] | None = None) -> tuple[Config
         arch, fixed = fixed_arch(config)
         base = Space(arch.family, around(arch), tuple(fixed.items()))
         space = with_fixed(base, **data_fixed(base if fixed else None, opened, limits, arch.family))
+    elif start is not None:
+        start.normalise(opened)
+        given, space = start.space(opened)
     else:
         space = initial_space(config, opened, limits)
+    space = with_supernet(config, opened, space, saved is not None)
     if not family(space.family).masked and (config.train.masked or config.evaluate.together > 1):
         raise TailorError(
             f"The {space.family} family runs sliced only: leave train.masked false and evaluate.together at 1."
         )
     if saved is None:  # a resumed run was checked; measuring a latency again could refuse it
-        require_feasible(config, space, Meter.for_space(space, limits, device=device))
+        require_feasible(config, space, Meter.for_space(space, limits, device=device), given)
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
     # The size a person asked for stays in the recipe; saved ones must be plain lists or numbers for TOML.
     config = replace(
         config,
-        space=space.to_dict() if config.method != "fixed" else config.space,
-        data=replace(config.data, image_size=(opened.image_size[0], opened.image_size[1])),
+        space=space.to_dict() if searched else config.space,
+        data=replace(config.data, image_size=(pixels[0], pixels[1])),
         device=device,
         threads=threads_for(config, space),
     )
@@ -148,16 +166,53 @@ def run(
     **options: Any,
 ) -> Result:
     """Run a recipe in a new folder; see :func:`recipe_for` for the options. Everything checkable is checked first."""
-    config, data, space, limits, device = prepare(recipe_for(recipe, **options))
+    return _begin(recipe_for(recipe, **options), out, progress, command)
+
+
+def finetune(
+    network: str | Path,
+    *,
+    data: str,
+    image_size: int | None = None,
+    preset: str = "default",
+    windows: Literal["scale", "keep"] | None = None,
+    seed: int | None = None,
+    sets: Sequence[str] = (),
+    small: bool = False,
+    out: str | Path | None = None,
+    progress: Mode | None = None,
+    command: str | None = None,
+) -> Result:
+    """Train a finished network on: other images, other classes, another resolution; writes a run of its own."""
+    config = transfer_recipe(
+        network,
+        data=data,
+        image_size=image_size,
+        preset_name=preset,
+        windows=windows,
+        seed=seed,
+        sets=sets,
+        small=small,
+    )
+    return _begin(config, out, progress, command)
+
+
+def _begin(config: Config, out: str | Path | None, progress: Mode | None, command: str | None) -> Result:
+    """Check, make the folder, work."""
+    start = open_start(config)
+    config, data, space, limits, device = prepare(config, start=start)
     folder = Path(out) if out is not None else _free_folder(config)
     info = {
         "command": command or _command(),
         "versions": versions(),
         "seed": config.seed,
         "data": {"source": data.source, "fingerprint": data.fingerprint, "counts": data.counts},
+        **({} if data.trunk is None else {"trunk": data.trunk.facts}),
+        **({} if start is None else {"start": {"network": config.start.network, "sha256": start.checksum}}),
     }
     with Run.create(folder, to_toml(config), info) as record:
         record.write_json("splits", data.split_record())
+        keep_start(start, config, record)
         return _work(config, record, data, space, limits, device, progress)
 
 
@@ -180,7 +235,10 @@ def resume(folder: str | Path, progress: Mode | None = None) -> Result:
             return Result(place, facts if isinstance(facts, dict) else {})
         config = configure(parse_recipe(record.recipe, str(place / "recipe.toml")))
         saved = record.read_json("splits")
-        config, data, space, limits, device = prepare(config, saved)
+        start = open_start(config, place)
+        keep_start(start, config, record)
+        config, data, space, limits, device = prepare(config, saved, start)
+        require_same(data, record.info)
         if saved is None:
             record.write_json("splits", data.split_record())
         record.event("resume", "the run goes on")
@@ -204,6 +262,12 @@ def _work(
             text = f"{len(data.skipped)} unreadable image(s) were skipped, the first: {data.skipped[0][0]}."
             session.tell("skipped", text, files=names)
         session.progress.say(_opening(config, data, space, session.meter))
+        if data.trunk is not None:
+            with session.timed("trunk"):
+                data.ready(
+                    lambda text: session.tell("cache", text),
+                    lambda split, at, of: session.progress.step(f"trunk, {split} split", at, of, {}),
+                )
         facts = method(config.method).run(session)
         record.write_json("result", facts)
         _report(session)
@@ -233,10 +297,11 @@ def _report(session: Session) -> None:
 
 def _opening(config: Config, data: Data, space: Space, meter: Meter) -> str:
     n = data.counts
-    high, wide = data.image_size
+    high, wide = data.preprocessing["image_size"]
+    trunk = "" if data.trunk is None else f", behind the frozen trunk {data.trunk.source}"
     return (
         f"{config.method} on {data.source}: {len(data.classes)} classes, {n['train']} training / {n['search']} search "
-        f"/ {n['test']} test images at {high}x{wide} px; {space.count():.3g} architectures, the largest with "
+        f"/ {n['test']} test images at {high}x{wide} px{trunk}; {space.count():.3g} architectures, the largest with "
         f"{units.show(meter.cost('params', space.largest()))} parameters; {meter.limits.describe()}."
     )
 

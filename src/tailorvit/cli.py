@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tailorvit.cli_score import score
+
 app = typer.Typer(
     name="tailorvit",
     help="Tailor a vision transformer to your data and your size budget.",
@@ -54,8 +56,14 @@ def _print_result(work: Callable[[], Any]) -> None:
     facts = result.facts
     arch = facts["arch"]
     size = f"{facts['params']:,} parameters, {units.show(facts['macs'])} MACs"
-    typer.echo(f"Found {', '.join(f'{k} {v}' for k, v in arch.items() if k != 'family')}")
+    before = facts.get("start", {})
+    typer.echo(f"{'Tuned' if before else 'Found'} {', '.join(f'{k} {v}' for k, v in arch.items() if k != 'family')}")
     typer.echo(f"  {size}; test accuracy {facts['test_accuracy']:.2f} %")
+    if facts.get("trunk"):
+        trunk = facts["trunk"]
+        typer.echo(f"  behind the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
+    if "test_accuracy" in before:
+        typer.echo(f"  before fine-tuning, at this size: {before['test_accuracy']:.2f} %")
     if facts.get("baseline"):
         rival = facts["baseline"]
         typer.echo(f"  hand-designed beside it: {rival['params']:,} parameters, {rival['test_accuracy']:.2f} %")
@@ -67,7 +75,7 @@ def run(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or TOML file (default: s4-digits).")] = None,
     data: Annotated[str | None, typer.Option(help="Image folder, .npz/.npy file, digits or torchvision:NAME.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
-    method: Annotated[str | None, typer.Option(help="s4, s3, autoformer, bignas, hat or fixed.")] = None,
+    method: Annotated[str | None, typer.Option(help="s4, s3, autoformer, bignas, hat, fixed or finetune.")] = None,
     max_params: MaxParams = None,
     min_params: MinParams = None,
     max_macs: MaxMacs = None,
@@ -105,6 +113,30 @@ def resume(
     from tailorvit import api
 
     _print_result(lambda: api.resume(folder, _mode(quiet, plain)))
+
+
+@app.command()
+def finetune(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run or of a network.")],
+    data: Annotated[str, typer.Option(help="Image folder, .npz/.npy file, digits or torchvision:NAME.")],
+    image_size: Annotated[int | None, typer.Option(help="Side of the images (default: preset's or as it was).")] = None,
+    preset: Annotated[str, typer.Option(help="How to train (see: tailorvit list presets).")] = "default",
+    windows: Annotated[str | None, typer.Option(help="At another size attention windows scale or keep.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Two epochs on few images, to see that it runs.")] = False,
+    quiet: Quiet = False,
+    plain: Plain = False,
+) -> None:
+    """Train a finished network on: other images, other classes, another resolution."""
+    from tailorvit import api
+
+    options: dict[str, Any] = {"image_size": image_size, "preset": preset, "windows": windows, "seed": seed}
+    mode = _mode(quiet, plain)
+    _print_result(
+        lambda: api.finetune(source, data=data, out=out, progress=mode, sets=sets or [], small=tiny, **options)
+    )
 
 
 @app.command()
@@ -167,7 +199,7 @@ def cost(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="families, spaces, archs, methods, recipes or searchers.")],
+    what: Annotated[str, typer.Argument(help="families, spaces, archs, methods, presets, proxies, recipes, searchers")],
     as_json: Json = False,
 ) -> None:
     """List what there is."""
@@ -180,6 +212,39 @@ def list_(
     for row in rows:
         typer.echo(f"{row['name']:<{width}}  {row['summary']}")
     return None
+
+
+app.command()(score)
+
+
+@app.command()
+def rank(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="JSON file of architectures with known accuracies.")],
+    proxy: Annotated[str, typer.Option(help="Scores, with commas: dss,predictor,rank:dss+naswot.")] = "predictor",
+    target: Annotated[str | None, typer.Option(help="The accuracy to rank by (default: every one there is).")] = None,
+    band: Annotated[str, typer.Option(help="Pairs are of like size within this share of parameters.")] = "5%",
+    seeds: Annotated[int, typer.Option(help="Initialisations to score with, one after the other.")] = 1,
+    seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="At most this many rows, evenly picked.")] = None,
+    fit: Annotated[Path | None, typer.Option(help="Predict from this table or saved predictor instead.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images to score with, in pixels.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    figure: Annotated[Path | None, typer.Option(help="Also draw it, as an .svg file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say how well scores rank architectures of known accuracy, beside their size alone."""
+    from tailorvit.proxies.ranking import rank_file
+    from tailorvit.report.draw_ranking import check_figure, write_ranking
+
+    check_figure(figure)
+    options: dict[str, Any] = {"target": target, "band": band, "seeds": seeds, "seed": seed, "limit": limit}
+    found = rank_file(table, _words(proxy), fit=fit, image_size=image_size, device=device, **options)
+    if figure is not None:
+        typer.echo(f"Wrote {write_ranking(found, figure, target)}", err=True)
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        typer.echo(found.text())
 
 
 @app.command()
@@ -251,6 +316,26 @@ def export(
     if as_json:
         return _print_json(exported.to_dict())
     for line in exported.lines():
+        typer.echo(line)
+    return None
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A published checkpoint: .pth or .safetensors.")],
+    name: Annotated[str, typer.Option("--as", help="Its architecture (see: tailorvit list archs) or ARCH.json.")],
+    classes_file: Annotated[Path | None, typer.Option(help="Names of the classes, one a line.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write (default: networks/NAME).")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a network folder of a published checkpoint: AutoFormer, S3, DeiT, Swin, PiT."""
+    from tailorvit.importing import import_checkpoint
+
+    imported = import_checkpoint(file, name, classes_file=classes_file, out=out, image_size=image_size)
+    if as_json:
+        return _print_json(imported.to_dict())
+    for line in imported.lines():
         typer.echo(line)
     return None
 

@@ -13,10 +13,13 @@ from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.predictor import HatSettings
 from tailorvit.errors import TailorError, unknown
+from tailorvit.proxies.settings import SeekSettings, UntrainedSettings
 from tailorvit.search import PRESETS, searcher
 from tailorvit.seek.s3 import S3Settings
 from tailorvit.seek.s4 import S4Settings
 from tailorvit.train.settings import TrainSettings
+from tailorvit.train.transfer import StartSettings
+from tailorvit.trunks.settings import TrunkSettings
 
 FORBID = {"extra": "forbid"}
 _BRANCHES = ("str", "int", "float")  # pydantic adds the branch of a union it tried; no recipe key is called so
@@ -29,6 +32,8 @@ STARTS: Mapping[str, Mapping[str, Any]] = {
         "train": {"rule": "sandwich", "distill": True, "reg_largest_only": True},
         "final": {"how": "inherit"},  # a single-stage model: its point is that nothing is trained again
     },
+    # A hand-designed network from scratch would not be a fair rival of one that has seen other images before.
+    "finetune": {"baseline": False, "final": {"how": "finetune"}},
 }
 
 
@@ -94,14 +99,18 @@ class Config:
     baseline: bool = True
     tensorboard: bool = False
     data: DataSettings = field(default_factory=DataSettings)
+    trunk: TrunkSettings = field(default_factory=TrunkSettings)
     limits: dict[str, str | float] = field(default_factory=dict)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     s4: S4Settings = field(default_factory=S4Settings)
     s3: S3Settings = field(default_factory=S3Settings)
     hat: HatSettings = field(default_factory=HatSettings)
+    proxy: UntrainedSettings = field(default_factory=UntrainedSettings)
+    seek: SeekSettings = field(default_factory=SeekSettings)
     search: dict[str, Any] = field(default_factory=lambda: {"name": "evolution"})
     final: FinalSettings = field(default_factory=FinalSettings)
+    start: StartSettings = field(default_factory=StartSettings)
     analysis: AnalysisSettings = field(default_factory=AnalysisSettings)
 
     def __post_init__(self) -> None:
@@ -110,7 +119,15 @@ class Config:
         if self.threads < 0:
             raise TailorError(f"threads must be 0 (choose) or more, not {self.threads}.")
         self.budget()
-        self.search_settings()
+        name = getattr(self.search_settings(), "prefilter", "")
+        last = self.method == "tf-tas" or (
+            self.method in ("s4", "s3") and self.seek.free and self.seek.final == "proxy"
+        )
+        if name and last and self.proxy.evolution:
+            raise TailorError(
+                f"search.prefilter '{name}' would filter a search whose fitness is a score that costs no more; "
+                "leave it out, or let a supernet judge."
+            )
 
     def budget(self) -> Limits:
         """The limits, read."""

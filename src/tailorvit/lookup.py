@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tailorvit import __version__, units
+from tailorvit.arch import Arch
 from tailorvit.config import recipe_names
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.errors import TailorError, unknown
@@ -19,29 +20,31 @@ from tailorvit.rng import generator
 from tailorvit.space import Space
 
 
+def read_arch(name: str) -> tuple[Arch, dict[str, Any]]:
+    """A named architecture or an ARCH.json, with the shared settings it comes with."""
+    path = Path(name)
+    if path.suffix != ".json" and not path.is_file():
+        named = named_arch(name)
+        return named.arch, dict(named.fixed)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TailorError(f"There is no architecture file '{name}'.") from None
+    except (OSError, ValueError) as error:
+        raise TailorError(f"'{name}' is not readable JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise TailorError(f"'{name}' must hold one architecture as a JSON object.")
+    genes = data["arch"] if isinstance(data.get("arch"), dict) else {k: v for k, v in data.items() if k != "fixed"}
+    if not isinstance(data.get("fixed", {}), dict):
+        raise TailorError(f"'fixed' in '{name}' must be an object of shared settings, not {data['fixed']!r}.")
+    return family(str(genes.get("family", "vit"))).arch(genes), dict(data.get("fixed", {}))
+
+
 def cost(
     name: str, *, classes: int | None = None, image_size: int | None = None, measure: bool = False, batch: int = 1
 ) -> dict[str, Any]:
     """Exact parameters and MACs of a named architecture or an ARCH.json, per part; latency and memory on request."""
-    path = Path(name)
-    fixed: dict[str, Any] = {}
-    if path.suffix == ".json" or path.is_file():
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise TailorError(f"There is no architecture file '{name}'.") from None
-        except (OSError, ValueError) as error:
-            raise TailorError(f"'{name}' is not readable JSON: {error}.") from None
-        if not isinstance(data, dict):
-            raise TailorError(f"'{name}' must hold one architecture as a JSON object.")
-        genes = data["arch"] if isinstance(data.get("arch"), dict) else {k: v for k, v in data.items() if k != "fixed"}
-        if not isinstance(data.get("fixed", {}), dict):
-            raise TailorError(f"'fixed' in '{name}' must be an object of shared settings, not {data['fixed']!r}.")
-        fixed = dict(data.get("fixed", {}))
-        arch = family(str(genes.get("family", "vit"))).arch(genes)
-    else:
-        named = named_arch(name)
-        arch, fixed = named.arch, dict(named.fixed)
+    arch, fixed = read_arch(name)
     fixed.update({k: v for k, v in (("classes", classes), ("image_size", image_size)) if v is not None})
     counter = Counter(arch.family, fixed)
     params, macs = counter.both(arch)
@@ -117,8 +120,10 @@ def space_info(
 
 
 def listing(what: str) -> list[dict[str, Any]]:
-    """Rows of one table: families, spaces, archs, methods, recipes or searchers."""
+    """Rows of one table: families, spaces, archs, methods, presets, proxies, recipes or searchers."""
+    from tailorvit.proxies import PROXIES
     from tailorvit.search import SEARCHERS
+    from tailorvit.train.transfer import PRESETS
 
     tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "families": lambda: [{"name": f.name, "summary": f.summary, "paper": f.paper} for f in FAMILIES.values()],
@@ -133,7 +138,9 @@ def listing(what: str) -> list[dict[str, Any]]:
             for n, a in f.archs.items()
         ],
         "methods": lambda: [{"name": m.name, "summary": m.summary} for m in METHODS.values()],
+        "presets": lambda: [{"name": p.name, "summary": p.summary, "source": p.source} for p in PRESETS.values()],
         "searchers": lambda: [{"name": s.name, "summary": s.summary} for s in SEARCHERS.values()],
+        "proxies": lambda: [{"name": p.name, "summary": p.summary, "paper": p.paper} for p in PROXIES.values()],
         "recipes": lambda: [{"name": n, "summary": _recipe_line(n)} for n in recipe_names()],
     }
     if what not in tables:
@@ -154,6 +161,7 @@ def _recipe_line(name: str) -> str:
 
 # What each extra of pyproject.toml brings, for people who wonder why an export or a figure is refused.
 EXTRAS = {
+    "clip": ("open_clip_torch",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "figures": ("resvg-py",),
     "front": ("pymoo",),

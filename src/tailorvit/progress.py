@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from tailorvit.errors import unknown
+
 Mode = Literal["rich", "plain", "quiet"]
 
 
@@ -94,4 +96,6 @@ def make_progress(mode: Mode | None = None) -> Progress:
     """By mode; without one, a live bar on a terminal and plain lines elsewhere."""
     mode = mode or ("rich" if sys.stdout.isatty() else "plain")
     kinds: dict[Mode, type[Progress]] = {"rich": RichProgress, "plain": PlainProgress, "quiet": Progress}
+    if mode not in kinds:
+        raise unknown("progress", mode, kinds)
     return kinds[mode]()

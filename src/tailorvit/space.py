@@ -35,6 +35,7 @@ class Dim:
     stage: int | None = None
     shift: Value = 0
     minimum: Value = 0
+    maximum: Value | None = None  # no move leads over it: that would lose small choices and gain none
 
     def __post_init__(self) -> None:
         choices = tuple(number(c) for c in self.choices)
@@ -52,6 +53,8 @@ class Dim:
         minimum = number(self.minimum) or (1 if all(isinstance(c, int) for c in choices) else min(shift, choices[0]))
         if choices[0] < minimum:
             raise TailorError(f"The smallest choice {choices[0]} of {where} lies under its minimum {minimum}.")
+        if self.maximum is not None and choices[-1] > self.maximum:
+            raise TailorError(f"The largest choice {choices[-1]} of {where} lies over its maximum {self.maximum}.")
         if shift < 0:
             raise TailorError(f"The shift of {where} must be positive, not {shift}.")
         object.__setattr__(self, "choices", choices)
@@ -98,26 +101,21 @@ class Dim:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        stage = {} if self.stage is None else {"stage": self.stage}
-        return {
-            "scope": self.scope,
-            **stage,
-            "choices": list(self.choices),
-            "shift": self.shift,
-            "minimum": self.minimum,
-        }
+        told = {"scope": self.scope, "stage": self.stage, "choices": list(self.choices), "shift": self.shift}
+        told |= {"minimum": self.minimum, "maximum": self.maximum}
+        return {k: v for k, v in told.items() if v is not None}
 
     @classmethod
     def from_dict(cls, key: str, data: Mapping[str, Any]) -> Dim:
         """Read plain data: explicit ``choices`` or ``low``/``high``/``step``."""
-        known = {"scope", "stage", "choices", "shift", "minimum", "low", "high", "step"}
+        known = {"scope", "stage", "choices", "shift", "minimum", "maximum", "low", "high", "step"}
         extra = sorted(set(data) - known)
         if extra:
             raise TailorError(f"Dimension '{key}' has the unknown key '{extra[0]}'; known: {', '.join(sorted(known))}.")
         name, _, stage = key.partition(".")
         if str(data.get("stage", stage)) != stage:
             raise TailorError(f"Dimension '{key}' says stage {data['stage']}; write it in the name, like depth.1.")
-        rest = {k: data[k] for k in ("scope", "shift", "minimum") if k in data}
+        rest = {k: data[k] for k in ("scope", "shift", "minimum", "maximum") if k in data}
         rest["stage"] = int(stage) if stage else None
         if "choices" in data:
             if not isinstance(data["choices"], list | tuple):

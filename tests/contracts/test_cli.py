@@ -18,9 +18,11 @@ from cli_tools import pictures, refused
 from typer.testing import CliRunner
 
 from tailorvit import cli
+from tailorvit.methods import METHODS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-VERBS = ["run", "resume", "space", "cost", "list", "report", "compare", "watch", "export", "predict", "doctor"]
+VERBS = ["run", "resume", "finetune", "space", "cost", "list", "report", "compare", "watch", "export"]
+VERBS += ["import", "predict", "doctor", "rank", "score"]
 PLAIN = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
 
 
@@ -164,7 +166,7 @@ def test_doctor(call):
         (["run", "--set", "epochs"], ["--set 'epochs'", "train.epochs=50"]),
         (["run", "s4-digit"], ["Unknown recipe 's4-digit'", "Did you mean 's4-digits'?"]),
         (["run", "nowhere.toml"], ["no recipe file 'nowhere.toml'"]),
-        (["run", "--method", "s5"], ["Unknown method 's5'", "autoformer, bignas, fixed, hat, s3, s4"]),
+        (["run", "--method", "s5"], ["Unknown method 's5'", ", ".join(sorted(METHODS))]),
         (["run", "--set", "family=swan"], ["Unknown family 'swan'"]),
         (["run", "--set", "space=s4-vitt"], ["Unknown space 's4-vitt'", "Did you mean 's4-vit'?"]),
         (["run", "--method", "fixed", "--set", "arch=deit-x"], ["Unknown architecture 'deit-x'"]),

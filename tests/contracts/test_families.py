@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from family_variants import VARIANTS
 from torch.utils.flop_counter import FlopCounterMode
 
 from tailorvit.arch import Arch
@@ -24,51 +25,6 @@ def small(space, side):
 # Small spaces of every family; 200 architectures of them are checked for equality of the executions.
 SPACES = {name: [n for n, s in family.spaces.items() if small(s, 32)] for name, family in FAMILIES.items()}
 NAMES = [n for names in SPACES.values() for n in names]
-VARIANTS = {
-    "vit": {
-        "non-square": {"image_size": (8, 12)},
-        "one row": {"image_size": (2, 10)},
-        "2x2": {"image_size": (4, 4)},
-        "cls": {"pool": "cls"},
-        "gap": {"pool": "gap"},
-        "no relative": {"relative": False},
-        "no absolute": {"absolute": False},
-        "neither": {"absolute": False, "relative": False},
-        "short reach": {"reach": 1},
-        "no qkv bias": {"qkv_bias": False},
-    },
-    "pit": {
-        "non-square": {"image_size": (8, 12)},
-        "one row": {"image_size": (2, 10)},
-        "one patch": {"image_size": (2, 2)},
-        "no overlap": {"stride": 2},
-        "wide overlap": {"patch": 4, "stride": 2},
-        "official start": {"init": "official"},
-    },
-    "swin": {
-        "non-square": {"image_size": (8, 12)},
-        "odd maps": {"image_size": (9, 5)},
-        "padded windows": {"image_size": (10, 14), "window": 3},
-        "patch": {"image_size": (16, 16), "patch": 2},
-        "other heads": {"heads": (2, 2, 2, 4)},
-        "deeper": {"depths": (2, 1, 2)},
-        "no qkv bias": {"qkv_bias": False},
-    },
-    "windowed": {
-        "non-square": {"image_size": (8, 12)},
-        "odd maps": {"image_size": (9, 5)},
-        "padded windows": {"image_size": (11, 14)},
-        "patch": {"image_size": (16, 16), "patch": 2},
-        "no qkv bias": {"qkv_bias": False},
-    },
-    "shunted": {
-        "non-square": {"image_size": (8, 12)},
-        "odd sides": {"image_size": (7, 9)},
-        "padded keys": {"image_size": (10, 11), "strides": (2, 1, 1)},
-        "ratios four": {"ratios": "four"},
-        "ratios same": {"ratios": "same"},
-    },
-}
 VARIED = [(SPACES[f][0], fixed) for f, rows in VARIANTS.items() for fixed in rows.values()]
 VARIED_IDS = [f"{f}-{name}" for f, rows in VARIANTS.items() for name in rows]
 

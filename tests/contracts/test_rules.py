@@ -25,8 +25,8 @@ def test_pure_in_seed_and_step(name, where):
     again = RULES[name](named_space(where))
     for (seed, step), archs in reversed(first.items()):
         assert again.archs_at(seed, step) == archs
-    # Fifteen draws; a space of 18 members must repeat some, one of thousands should not.
-    least = len(first) if named_space(where).count() > 1000 else 3
+    # Fifteen draws; a space of 18 members must repeat some, one of thousands hardly any (few have the least depth).
+    least = len(first) - 1 if named_space(where).count() > 1000 else 3
     assert len(set(first.values())) >= least, "other seeds and steps draw other architectures"
 
 

@@ -245,8 +245,8 @@ def test_scaled_limits_keep_their_place():
 
 
 def test_methods_table():
-    assert set(METHODS) >= {"s4", "s3", "autoformer", "bignas", "hat", "fixed"}
+    assert set(METHODS) >= {"s4", "s3", "autoformer", "bignas", "hat", "tf-tas", "fixed"}
     for name, record in METHODS.items():
         assert record.name == name and record.summary and method(name) is record
-    with pytest.raises(TailorError, match=r"Unknown method 's5'\. Known: autoformer, bignas, fixed, hat, s3, s4"):
+    with pytest.raises(TailorError, match=r"Known: autoformer, bignas, finetune, fixed, hat, s3, s4, tf-tas\."):
         method("s5")

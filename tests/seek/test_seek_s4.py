@@ -292,3 +292,25 @@ def test_too_many_dimensions_are_refused_before_all_neighbours_are_made():
     wide = Space("vit", tuple(Dim(f"d{i}", (1, 2)) for i in range(20)))
     with pytest.raises(TailorError, match="n = 20 dimensions; 10 at most"):
         moves(wide, FREE)
+
+
+def test_only_the_dimensions_named_move():
+    meter = Meter.for_space(PAPER, Limits.of(max_params="30M"))
+    some = moves(PAPER, meter, dims=("embed", "depth"))
+    every = {m.gamma for m in moves(PAPER, meter)}
+    where = [PAPER.keys.index(k) for k in ("embed", "depth")]
+    still = [i for i in range(len(PAPER.dims)) if i not in where]
+    assert {m.gamma for m in some} == {g for g in every if not any(g[i] for i in still)} != every
+
+    asked = []
+
+    def accuracies(archs):
+        asked.extend(archs)
+        return [FREE.cost("params", a) / 1e6 for a in archs]
+
+    end, t, decisions = seek(PAPER, FREE, lambda _space, _t: accuracies, S4Settings(pairs=3, dims=("embed",)), 0)
+    assert t == 3 and all(set(d.gamma) == set(PAPER.keys) for d in decisions)
+    assert [d.key for d in end.dims if d not in PAPER.dims] == ["embed"]
+    assert {s.dim for s in decisions[0].slopes if s.pairs} == {"embed"} and len(asked) == 3 * 3 * 2
+    with pytest.raises(TailorError, match=r"Unknown dimension in s4\.dims 'embet'.*embed"):
+        moves(PAPER, FREE, dims=("embet",))

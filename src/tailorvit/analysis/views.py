@@ -101,7 +101,9 @@ def bounds(every: list[Maps], images: int, shown: int) -> Bounds:
     if kept.stride > 1:
         notes.append(f"Attention maps are kept of one layer in {kept.stride}, as more would swell the report.")
     wanted = {
-        i: arithmetic.references(m.grid, kept.side) if k % kept.stride == 0 else []
+        i: arithmetic.references(m.grid, 1 if m.queries.shape[:2].numel() == 1 else kept.side)
+        if k % kept.stride == 0
+        else []
         for k, (i, m) in enumerate(layers.items())
     }
     sizes = [_size(m) for m in layers.values()]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorvit.data.augment import Augment, augment_preset
 from tailorvit.data.batches import Batches, Reading
@@ -17,11 +17,16 @@ from tailorvit.data.sources import find
 from tailorvit.data.splits import SPLITS, Ints, balanced, make_splits, record, restore
 from tailorvit.errors import TailorError, unknown
 
+if TYPE_CHECKING:
+    from tailorvit.trunks import Trunk
+
 _STATISTICS = 2000  # training images behind mean and std
 
 
 class Data:
     """Images by split; made by :func:`open_data`."""
+
+    trunk: Trunk | None = None  # the frozen network behind which a decoder sees them (data/taps.py)
 
     def __init__(self, source: str, pool: Pool, splits: Mapping[str, Ints]) -> None:
         self.source = source
@@ -141,6 +146,17 @@ class Data:
         std = (square - mean.square()).clamp_min(0).sqrt()
         # A channel without contrast carries nothing; 1 keeps the division harmless.
         return tuple(mean.tolist()), tuple(s if s > 1e-4 else 1.0 for s in std.tolist())
+
+    # -- a trunk, where there is one --------------------------------------------------------------------------------
+
+    def ready(
+        self, say: Callable[[str], None] | None = None, look: Callable[[str, int, int], None] | None = None
+    ) -> None:
+        """Do what has to be done once before training; images need nothing."""
+
+    def attached(self, model: nn.Module) -> nn.Module:
+        """A trained network as one that takes images: itself."""
+        return model
 
     # -- batches ----------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from tailorvit.data.arrays import Array, array_pool, load_array, named_arrays
 from tailorvit.data.folder import open_folder
+from tailorvit.data.idx import open_fashion, open_idx
 from tailorvit.data.pools import Pool
 from tailorvit.data.vision import no_pickle, open_torchvision
 from tailorvit.errors import TailorError
 
-_KINDS = "a folder, a .npz or .npy file, 'digits' or 'torchvision:NAME@ROOT'"
+_KINDS = "a folder, a .npz or .npy file, 'digits', 'fashion-mnist' or 'torchvision:NAME@ROOT'"
 _CIFAR = {"cifar-10-batches-bin": 1, "cifar-100-binary": 2}  # folder to label bytes per record
 
 
@@ -66,6 +67,8 @@ def find(source: str) -> Pool:
     """The pool behind a source."""
     if source == "digits":
         return open_digits()
+    if source == "fashion-mnist":
+        return open_fashion()
     if source.startswith("torchvision:"):
         return open_torchvision(source.removeprefix("torchvision:"))
     path = Path(source).expanduser()
@@ -73,7 +76,7 @@ def find(source: str) -> Pool:
         arrays = {p.stem: p for p in path.glob("*.npy")}
         if arrays.keys() & {"train_x", "x_train"}:
             return named_arrays(arrays.keys(), lambda name: load_array(arrays[name]), f"'{path}'")
-        return _cifar(path) or open_folder(path)
+        return _cifar(path) or open_idx(path) or open_folder(path)
     if not path.exists():
         raise TailorError(f"There is no '{source}'; give {_KINDS}.")
     if path.suffix == ".npy":

@@ -7,20 +7,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tailorvit.elastic.layers import Linear
-from tailorvit.elastic.slicing import Width, prefix
+from tailorvit.elastic.slicing import Width, prefix, thirds
 from tailorvit.plain.relative import Execution, Places, Tables, attend, table_rows
 
 
 class Attention(nn.Module):
-    """Weights are kept as (3, heads, head_dim, width) so that head j is the same rows in every sub-network."""
+    """Weights are kept as (3, heads, head_dim, width) so that head j is the same rows in every sub-network.
+
+    So is the bias, unless ``official``: then it is flat and cut as the released AutoFormer cuts it.
+    """
 
     def __init__(
-        self, width: int, heads: int, head_dim: int, bias: bool, reach: int | None, places: Places, execution: Execution
+        self,
+        width: int,
+        heads: int,
+        head_dim: int,
+        bias: bool,
+        reach: int | None,
+        places: Places,
+        execution: Execution,
+        official: bool = False,
     ) -> None:
         super().__init__()
         self.head_dim, self.places, self.execution = head_dim, places, execution
         self.qkv_weight = nn.Parameter(torch.empty(3, heads, head_dim, width))
-        self.qkv_bias = nn.Parameter(torch.empty(3, heads, head_dim)) if bias else None
+        kept = (3 * heads * head_dim,) if official else (3, heads, head_dim)
+        self.qkv_bias = nn.Parameter(torch.empty(kept)) if bias else None
         self.proj = Linear(heads * head_dim, width)
         self.reach = reach
         if reach is not None:
@@ -31,11 +43,22 @@ class Attention(nn.Module):
         """The four relative-position tables, which no sub-network slices."""
         return None if self.reach is None else Tables(*(getattr(self, f"rel_{n}") for n in Tables._fields))
 
+    def _project(self, x: Tensor, width: Width, heads: Width, inner: Width) -> Tensor:
+        """(..., N, width) to (..., N, 3 * inner)."""
+        weight, bias = prefix(self.qkv_weight, None, heads, None, width).flatten(0, 2), self.qkv_bias
+        if bias is None:
+            return F.linear(x, weight)
+        if bias.dim() > 1:
+            return F.linear(x, weight, prefix(bias, None, heads).flatten())
+        own = thirds(bias, inner)
+        if own.dim() == 1:
+            return F.linear(x, weight, own)
+        out = F.linear(x, weight)  # masked: every architecture has its own bias
+        return out + own.to(out.dtype)
+
     def forward(self, x: Tensor, width: Width, heads: Width, inner: Width) -> Tensor:
         """(..., N, width) to (..., N, width); ``inner`` is heads * head_dim, masked callers zero the output."""
-        weight = prefix(self.qkv_weight, None, heads, None, width).flatten(0, 2)
-        bias = None if self.qkv_bias is None else prefix(self.qkv_bias, None, heads).flatten()
-        qkv = F.linear(x, weight, bias).unflatten(-1, (3, -1, self.head_dim))
+        qkv = self._project(x, width, heads, inner).unflatten(-1, (3, -1, self.head_dim))
         lead = x.shape[:-2]
         q, k, v = qkv.flatten(0, -5).permute(2, 0, 3, 1, 4).unbind(0)
         out = attend(q, k, v, self.tables(), self.places, self.head_dim**-0.5, self.execution)

@@ -39,3 +39,15 @@ def prefix(tensor: Tensor, *widths: Width | None) -> Tensor:
     """The entries a narrower layer uses: a prefix of every axis that has a width; None keeps an axis whole."""
     cut = tuple(slice(None) if w is None else slice(w.size) for w in widths)
     return tensor[cut]
+
+
+def thirds(flat: Tensor, part: Width) -> Tensor:
+    """The released AutoFormer's cut of a Q-K-V bias: the first 3n entries, then three equal parts, for n in use.
+
+    Unlike a prefix of each part it gives the same entry to K in one sub-network and to Q or V in another; trained
+    weights have learnt to live with it. Masked: (archs, 1, 1, 3 * size), where what lies outside the mask is arbitrary.
+    """
+    if part.count is None:
+        return flat[: 3 * part.size]
+    start = part.count.long() * torch.arange(3, device=flat.device).view(1, 1, 3, 1)
+    return flat[(start + torch.arange(part.size, device=flat.device)).flatten(-2)[:, :, None]]

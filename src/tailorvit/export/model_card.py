@@ -52,6 +52,13 @@ def _accuracy(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         if row:
             costs = [units.show(row[k]) if isinstance(row.get(k), int | float) else "" for k in ("params", "macs")]
             rows.append(f"| {name} | {' | '.join(costs)} | {_percent(row.get('test_accuracy'))} |")
+    trunk = result.get("trunk")
+    if isinstance(trunk, Mapping):
+        costs = [units.show(trunk[k]) if isinstance(trunk.get(k), int | float) else "?" for k in ("params", "macs")]
+        rows.append(
+            f"\nCounted is what was trained. The frozen trunk inside, {escaped(data_name(str(trunk.get('source'))))},"
+        )
+        rows.append(f"has {costs[0]} parameters and {costs[1]} MACs of its own.")
     if not result.get("baseline"):
         known = "baseline" in result  # a damaged or missing result.json says nothing about it
         rows.append("\nNo baseline was trained beside it." if known else "\nA baseline is not recorded.")

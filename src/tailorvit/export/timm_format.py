@@ -45,6 +45,7 @@ def timm_config(job: Job) -> dict[str, Any]:
     """config.json as timm reads it from a local folder."""
     card, plain = job.network.card, document(job.network.model, job.network.card)["plain"]
     how = card.preprocessing
+    conv = "trunk.patch_embed.proj" if plain["settings"].get("trunk") else "patch_embed.proj"
     cfg = {
         "architecture": "tailorvit",
         "input_size": list(card.shape),
@@ -58,7 +59,7 @@ def timm_config(job: Job) -> dict[str, Any]:
         "label_names": list(card.classes),
         "classifier": "head",
         # timm turns three-channel weights into others; it takes any weights for three-channel ones.
-        **({"first_conv": "patch_embed.proj"} if card.shape[0] == 3 else {}),
+        **({"first_conv": conv} if card.shape[0] == 3 else {}),
     }
     return {
         "architecture": "tailorvit",

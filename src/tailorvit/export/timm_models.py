@@ -33,12 +33,13 @@ def build_network(
     """The plain network of the settings, with timm's usual changes: classes, channels, pooling, stochastic depth."""
     if settings is None:
         raise ValueError("'tailorvit' needs the settings of a network: timm.create_model('local-dir:FOLDER').")
-    changed = dict(settings)
+    first = settings.get("trunk") or settings  # what meets the images
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
-    if size is not None and list(size) != list(settings["image_size"]):
-        raise ValueError(f"This network takes images of {settings['image_size']}, not {list(size)}.")
+    if size is not None and list(size) != list(first["image_size"]):
+        raise ValueError(f"This network takes images of {first['image_size']}, not {list(size)}.")
+    changed = dict(settings)
     if in_chans is not None:
-        changed["channels"] = in_chans
+        changed.update({"trunk": {**first, "channels": in_chans}} if settings.get("trunk") else {"channels": in_chans})
     model = PLAIN[family].from_settings(changed, drop_path_rate)
     pool = global_pool if global_pool in ("avg", "token") else None
     if num_classes not in (None, model.num_classes) or pool is not None:

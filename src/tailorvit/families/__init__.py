@@ -7,6 +7,7 @@ from typing import Any
 
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families.base import Family, Layer, Named
+from tailorvit.families.ladder import LADDER
 from tailorvit.families.pit import PIT
 from tailorvit.families.shunted import SHUNTED
 from tailorvit.families.swin import SWIN
@@ -14,7 +15,7 @@ from tailorvit.families.vit import VIT
 from tailorvit.families.windowed import WINDOWED
 from tailorvit.space import Space
 
-FAMILIES: Mapping[str, Family] = {f.name: f for f in (VIT, PIT, SHUNTED, SWIN, WINDOWED)}
+FAMILIES: Mapping[str, Family] = {f.name: f for f in (VIT, PIT, SHUNTED, SWIN, WINDOWED, LADDER)}
 
 __all__ = ["FAMILIES", "Family", "Layer", "Named", "family", "named_arch", "named_space", "with_fixed"]
 
@@ -43,7 +44,7 @@ def with_fixed(space: Space, **fixed: Any) -> Space:
         )
     changed = space.with_fixed(**{k: v for k, v in fixed.items() if v is not None})
     FAMILIES[space.family].frame(dict(changed.fixed))
-    return changed
+    return FAMILIES[space.family].fit(changed)
 
 
 def named_arch(name: str) -> Named:

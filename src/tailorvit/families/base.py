@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.elastic.slicing import Width
-from tailorvit.space import Space
+from tailorvit.space import Dim, Scope, Space
 
 
 class Layer(NamedTuple):
@@ -74,7 +74,7 @@ class Family:
     layers: Callable[[Any, Hashable], Sequence[Layer]]  # the inventory of one such part
     supernet: Callable[..., nn.Module]  # (space, drop_path, execution) -> elastic network
     build: Callable[..., nn.Module]  # (frame, arch, drop_path, execution) -> plain network
-    extract: Callable[[nn.Module, Arch], nn.Module]  # elastic network -> plain network with its own weights
+    extract: Callable[..., nn.Module]  # (elastic network, arch, share=False) -> plain network; own weights, or views
     spaces: Mapping[str, Space]
     archs: Mapping[str, Named]
     auto: Callable[[Mapping[str, Any]], Iterator[Space]]  # spaces of the usual shape, from small to large
@@ -85,4 +85,16 @@ class Family:
     outline: Callable[[Any, Arch], list[dict[str, Any]]]  # (frame, arch) -> one row per block, as result.json keeps it
     readings: Mapping[str, Callable[[Any, Arch], int]] = field(default_factory=dict)  # other counts, by name
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
+    fit: Callable[[Space], Space] = field(default=lambda space: space)  # dimensions brought in line with the settings
     masked: bool = True  # whether the supernet can also run masked, several architectures in one call
+
+
+def around(arch: Arch) -> tuple[Dim, ...]:
+    """The smallest dimensions that hold one architecture."""
+    dims = []
+    for key, value in arch.items():
+        choices = tuple(sorted(set(value))) if isinstance(value, tuple) else (value,)
+        name, _, stage = key.partition(".")
+        scope: Scope = "block" if isinstance(value, tuple) else "stage" if stage else "global"
+        dims.append(Dim(name, choices, scope, int(stage) if stage else None))
+    return tuple(dims)

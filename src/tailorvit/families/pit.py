@@ -20,6 +20,7 @@ from tailorvit.elastic.layers import drop_path as dropped
 from tailorvit.elastic.per_head import Axes, Dense, Filters, Group
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
+from tailorvit.families.assemble import assemble
 from tailorvit.families.base import Family, Layer
 from tailorvit.families.pit_named import (
     ARCHS,
@@ -249,24 +250,22 @@ def _orders(base: int, heads: Sequence[int]) -> list[Tensor]:
     return orders
 
 
-def extract(model: nn.Module, arch: Arch) -> PlainPiT:
+def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainPiT:
     """The plain network that holds this architecture's slice of the supernet's weights, in timm's order of channels."""
     assert isinstance(model, ElasticPiT)
     depths = [int(arch.one(f"depth.{s}")) for s in STAGES]
     rates = [b.rate for s, n in zip(model.transformers, depths, strict=True) for b in s.blocks[:n]]  # type: ignore[index]
     device = model.cls_token.device
-    plain = build(model.frame, arch, rates).to(device)
     orders = [o.to(device) for o in _orders(int(arch.one("base")), [int(arch.one(f"heads.{s}")) for s in STAGES])]
-    weights, shapes, state = dict(model.named_parameters()), plain.state_dict(), {}
+    weights, state = dict(model.named_parameters()), {}
     for name, groups in model.groups(arch).items():
         weight = prefix(weights[name].detach(), *(w for g in groups for w in g.axes))
         for axis, group in enumerate(groups):
             weight = weight.flatten(axis, axis + len(group.axes) - 1)
             if group.stage is not None:
                 weight = weight.index_select(axis, orders[group.stage])
-        state[name] = weight.reshape(shapes[name].shape).clone()
-    plain.load_state_dict(state)
-    return plain
+        state[name] = weight
+    return assemble(lambda: build(model.frame, arch, rates), state, share)
 
 
 # -- layer inventory --------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tailorvit.arch import Arch
 from tailorvit.elastic.layers import drop_path
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
+from tailorvit.families.assemble import assemble
 from tailorvit.families.base import Family
 from tailorvit.families.shunted_counts import frame_of, layers, outline, segments, shapes
 from tailorvit.families.shunted_named import ARCHS, SPACES, TINY, auto_space, baseline, settle, shrink, shunted_arch
@@ -292,19 +293,17 @@ def build(frame: ShuntedFrame, arch: Arch, drop_path: Any = 0.0) -> PlainShunted
     return PlainShunted(frame, embed, depth, mlp, drop_path)
 
 
-def extract(model: nn.Module, arch: Arch) -> PlainShunted:
+def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainShunted:
     """The plain network that holds this architecture's slice of the weights, and the stem's batch statistics."""
     assert isinstance(model, ElasticShunted)
     rates = []
     for (depth, _), stage in zip(model.plans(arch), model.stages, strict=True):
         assert isinstance(stage, Stage)
         rates += [b.rate for b in stage.blocks[:depth] if isinstance(b, Block)]
-    plain = build(model.frame, arch, rates)
     slices, state = model.slices(arch), model.state_dict()
     names = dict(model.named_parameters())
     weights = {k: prefix(v, *slices.get(k, ())) for k, v in state.items() if k in slices or k not in names}
-    plain.load_state_dict({k: weights[k].reshape(v.shape).clone() for k, v in plain.state_dict().items()})
-    return plain.to(model.head.weight.device)
+    return assemble(lambda: build(model.frame, arch, rates), weights, share)
 
 
 # -- entry record -----------------------------------------------------------------------------------------------------

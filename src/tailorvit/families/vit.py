@@ -7,7 +7,7 @@ Training-free Transformer Architecture Search (CVPR 2022).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from tailorvit.elastic.attention import Attention
 from tailorvit.elastic.layers import LayerNorm, Linear, Mlp, PatchEmbed, drop_path
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
+from tailorvit.families.assemble import assemble
 from tailorvit.families.base import Family, Layer
 from tailorvit.families.vit_named import ARCHS, SPACES, auto_space, baseline, vit_arch
 from tailorvit.families.vit_readings import READINGS
@@ -50,7 +51,8 @@ class Block(nn.Module):
         reach = frame.reach if frame.relative else None
         self.rate = rate
         self.norm1 = LayerNorm(embed, frame.eps)
-        self.attn = Attention(embed, heads, frame.head_dim, frame.qkv_bias, reach, places, execution)
+        official = frame.qkv == "official"
+        self.attn = Attention(embed, heads, frame.head_dim, frame.qkv_bias, reach, places, execution, official)
         self.norm2 = LayerNorm(embed, frame.eps)
         self.mlp = Mlp(embed, hidden)
 
@@ -168,6 +170,7 @@ class ElasticViT(nn.Module):
     def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter, the prefix this arch uses."""
         d, blocks = self.plan([arch], masked=False)
+        official = self.frame.qkv == "official"
         used: dict[str, tuple[Width | None, ...]] = {
             "patch_embed.weight": (d,),
             "patch_embed.bias": (d,),
@@ -182,7 +185,7 @@ class ElasticViT(nn.Module):
             here: dict[str, tuple[Width | None, ...]] = {
                 **{f"norm{n}.{leaf}": (d,) for n in (1, 2) for leaf in ("weight", "bias")},
                 "attn.qkv_weight": (None, plan.heads, None, d),
-                "attn.qkv_bias": (None, plan.heads),
+                "attn.qkv_bias": (Width(3 * plan.inner.size),) if official else (None, plan.heads),
                 "attn.proj.weight": (d, plan.inner),
                 "attn.proj.bias": (d,),
                 **{f"attn.rel_{axis}_{way}": () for axis in ("key", "value") for way in ("v", "h")},
@@ -199,27 +202,26 @@ class ElasticViT(nn.Module):
 def build(frame: Frame, arch: Arch, drop_path: Any = 0.0, execution: Execution = "auto") -> PlainViT:
     """The plain network of an architecture, freshly initialised."""
     heads = [int(h) for h in arch.many("heads")]
+    frame = replace(frame, qkv="aligned")  # a network of one size has nothing to cut
     return PlainViT(frame, int(arch.one("embed")), heads, arch.many("mlp"), drop_path, execution)
 
 
-def extract(model: nn.Module, arch: Arch) -> PlainViT:
-    """The plain network that holds this architecture's slice of the supernet's weights."""
+def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainViT:
+    """The plain network that holds this architecture's slice of the supernet's weights: copies, or views to share."""
     assert isinstance(model, ElasticViT)
     first = next(iter(model.blocks), None)
     execution = first.attn.execution if isinstance(first, Block) else "auto"
     rates = [b.rate for b in model.blocks if isinstance(b, Block)][: len(arch.many("heads"))]
-    plain = build(model.frame, arch, rates, execution).to(model.cls_token.device)
     weights = dict(model.named_parameters())
     state = {}
     for name, widths in model.slices(arch).items():
         weight = prefix(weights[name].detach(), *widths)
-        if name.endswith(("qkv_weight", "qkv_bias")):
+        if name.endswith(("qkv_weight", "qkv_bias")) and weight.dim() > 1:
             weight = weight.flatten(0, 2)
         for ours, theirs in (("patch_embed.", "patch_embed.proj."), ("qkv_", "qkv.")):
             name = name.replace(ours, theirs)
-        state[name] = weight.clone()
-    plain.load_state_dict(state)
-    return plain
+        state[name] = weight
+    return assemble(lambda: build(model.frame, arch, rates, execution), state, share)
 
 
 # -- layer inventory --------------------------------------------------------------------------------------------------
@@ -311,6 +313,8 @@ def frame_of(fixed: Mapping[str, Any]) -> Frame:
         raise TailorError(f"A vit needs image sides that are multiples of the patch {frame.patch}, not {list(size)}.")
     if frame.pool not in ("gap", "cls"):
         raise TailorError(f"The vit setting 'pool' must be gap or cls, not '{frame.pool}'.")
+    if frame.qkv not in ("aligned", "official"):
+        raise TailorError(f"The vit setting 'qkv' must be aligned or official, not '{frame.qkv}'.")
     for name in ("relative", "absolute", "qkv_bias"):
         if not isinstance(getattr(frame, name), bool):
             raise TailorError(f"The vit setting '{name}' must be true or false, not {getattr(frame, name)}.")

@@ -20,6 +20,7 @@ from tailorvit.arch import Arch
 from tailorvit.elastic.layers import LayerNorm, Linear, Mlp, PatchEmbed, drop_path
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
+from tailorvit.families.assemble import assemble
 from tailorvit.plain.window_cut import Cut, Sides, clipped, pair_mask, pair_offsets, window_attend, window_bias
 from tailorvit.plain.windowed import PlainWindowed, WindowFrame, WindowStage, quarters, start_windows
 from tailorvit.space import Space
@@ -265,7 +266,7 @@ def _block_slices(embed: Width, plan: BlockPlan) -> Slices:
     return used
 
 
-def extract(model: nn.Module, arch: Arch) -> PlainWindowed:
+def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainWindowed:
     """The plain network that holds this architecture's slice of the supernet's weights, in timm's order."""
     assert isinstance(model, ElasticWindows)
     stages = model.stages_of(model.frame, arch)
@@ -273,7 +274,6 @@ def extract(model: nn.Module, arch: Arch) -> PlainWindowed:
     for layer, shape in zip(model.layers, stages, strict=True):
         assert isinstance(layer, Stage)
         rates += [b.rate for b in layer.blocks if isinstance(b, Block)][: len(shape.heads)]
-    plain = PlainWindowed(model.frame, stages, rates).to(model.norm.weight.device)
     weights, state = dict(model.named_parameters()), {}
     for name, widths in model.slices(arch).items():
         weight = prefix(weights[name].detach(), *widths)
@@ -290,9 +290,8 @@ def extract(model: nn.Module, arch: Arch) -> PlainWindowed:
             weight = weight[down][:, across].flatten(0, 1)
         for ours, theirs in RENAMED:
             name = name.replace(ours, theirs)
-        state[name] = weight.clone()
-    plain.load_state_dict(state)
-    return plain
+        state[name] = weight
+    return assemble(lambda: PlainWindowed(model.frame, stages, rates), state, share)
 
 
 RENAMED = (

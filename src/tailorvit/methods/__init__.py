@@ -9,11 +9,13 @@ from typing import Any
 from tailorvit.errors import unknown
 from tailorvit.methods.autoformer import autoformer
 from tailorvit.methods.bignas import bignas
+from tailorvit.methods.finetune import finetune
 from tailorvit.methods.fixed import fixed
 from tailorvit.methods.hat import hat
 from tailorvit.methods.s3 import s3
 from tailorvit.methods.s4 import s4
 from tailorvit.methods.session import Session
+from tailorvit.methods.tftas import tftas
 
 __all__ = ["METHODS", "Method", "Session", "method"]
 
@@ -39,7 +41,9 @@ METHODS: Mapping[str, Method] = {
             bignas,
         ),
         Method("hat", "a search under a latency limit, predicted from measurements on this device (HAT)", hat),
+        Method("tf-tas", "score untrained networks under the limits, train the best of them (TF-TAS)", tftas),
         Method("fixed", "train one given architecture, no search", fixed),
+        Method("finetune", "train a finished network on at another resolution or for other classes", finetune),
     )
 }
 

@@ -12,6 +12,7 @@ from tailorvit.analysis import analyse
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
+from tailorvit.methods import prefilter
 from tailorvit.methods.plan import hand_designed
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.search.base import Trial, merit
@@ -19,11 +20,17 @@ from tailorvit.search.pareto import non_dominated
 from tailorvit.train import TrainSettings, accuracy
 
 
-def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> dict[str, Any]:
-    """Finish the best architectures, choose by the search split, then open the test split for the final figures."""
+def finish(
+    session: Session, trials: Sequence[Trial], net: Supernet | None, start: nn.Module | None = None
+) -> dict[str, Any]:
+    """Finish the best architectures, choose by the search split, then open the test split for the final figures.
+
+    ``start`` is the network whose weights the last training began with, where there is no supernet.
+    """
     best = sorted(trials, key=merit)[: session.config.final.candidates]
     finished = [
-        (t, _network(session, t.arch, net, f"final-{i}" if len(best) > 1 else "final")) for i, t in enumerate(best)
+        (t, _network(session, t.arch, net, f"final-{i}" if len(best) > 1 else "final", start))
+        for i, t in enumerate(best)
     ]
     scored = [(accuracy(model, session.search_batches(), session.device), t, model) for t, model in finished]
     after, chosen, model = max(scored, key=lambda row: row[0])  # first wins ties: the better one in the search
@@ -61,10 +68,12 @@ def finish(session: Session, trials: Sequence[Trial], net: Supernet | None) -> d
         "trials": len(session.run.trials()),
         "data": {"source": session.data.source, "counts": session.data.counts, "classes": len(session.data.classes)},
         "seed": session.seed,
+        **({} if net is None else prefilter.facts(session, trials)),
+        **({} if session.data.trunk is None else {"trunk": session.data.trunk.facts}),
     }
     facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
     card = Card(chosen.arch, dict(session.space.fixed), session.data.classes, session.data.preprocessing, facts)
-    save_network(session.run.folder / "network", model, card)
+    save_network(session.run.folder / "network", session.data.attached(model), card)
     _analyse(session, model)
     return {**result, "seconds": session.run.seconds()}
 
@@ -93,11 +102,13 @@ def _analyse(session: Session, model: nn.Module) -> None:
             session.tell("warning", f"analysis: the report will lack its views of the network ({error})")
 
 
-def _network(session: Session, arch: Arch, net: Supernet | None, stage: str) -> nn.Module:
+def _network(
+    session: Session, arch: Arch, net: Supernet | None, stage: str, start: nn.Module | None = None
+) -> nn.Module:
     """Inherit, fine-tune or retrain; without a supernet there is nothing to inherit."""
     how, settings = session.config.final.how, session.config.final.train
     if net is None or how == "retrain":
-        return session.plain(arch, settings, stage)
+        return session.plain(arch, settings, stage, start)
     inherited = session.family.extract(net.model(), arch)
     return inherited.eval() if how == "inherit" else session.plain(arch, settings, stage, inherited)
 

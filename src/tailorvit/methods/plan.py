@@ -12,8 +12,9 @@ from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter, largest_fitting
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
-from tailorvit.seek.s4 import seek
-from tailorvit.space import Dim, Scope, Space
+from tailorvit.families.base import around as around  # asked for here by the methods
+from tailorvit.seek.s4 import movable, seek
+from tailorvit.space import Space
 
 
 def default_limit(images: int) -> str:
@@ -116,10 +117,13 @@ def hand_designed(space: Space, meter: Meter) -> Arch | None:
     )
 
 
-def require_feasible(config: Config, space: Space, meter: Meter) -> None:
-    """Raise before anything is trained or written when no network can keep the limits."""
-    if config.method == "fixed":
-        broken = meter.problem(fixed_arch(config)[0])
+def require_feasible(config: Config, space: Space, meter: Meter, given: Arch | None = None) -> None:
+    """Raise before anything is trained or written when no network can keep the limits, or no neighbour be found."""
+    if config.method == "s4" and config.s4.iterations:
+        movable(space, config.s4.dims)
+    given = fixed_arch(config)[0] if config.method == "fixed" else given
+    if given is not None:
+        broken = meter.problem(given)
         if broken:
             raise InfeasibleError(f"The given architecture breaks the limits: {broken}.")
     elif config.method != "s4" or config.s4.on_violation == "ignore":
@@ -147,21 +151,10 @@ def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
     raise TailorError("Method 'fixed' needs 'arch': a name (see tailorvit list archs) or a table.")
 
 
-def around(arch: Arch) -> tuple[Dim, ...]:
-    """The smallest dimensions that hold one architecture."""
-    dims = []
-    for key, value in arch.items():
-        choices = tuple(sorted(set(value))) if isinstance(value, tuple) else (value,)
-        name, _, stage = key.partition(".")
-        scope: Scope = "block" if isinstance(value, tuple) else "stage" if stage else "global"
-        dims.append(Dim(name, choices, scope, int(stage) if stage else None))
-    return tuple(dims)
-
-
 def wanted_size(config: Config) -> int | tuple[int, int] | None:
     """The image size to open the data with: the recipe's, else the named space's own, else the data's."""
-    if config.data.image_size is not None:
-        return config.data.image_size
+    if config.data.image_size is not None or config.trunk.source:
+        return config.data.image_size  # behind a trunk a space's own size counts tokens, not pixels
     fixed: Mapping[str, Any] = {}
     if config.method == "fixed":
         fixed = fixed_arch(config)[1]
@@ -169,6 +162,13 @@ def wanted_size(config: Config) -> int | tuple[int, int] | None:
         fixed = dict(_named_or_inline(config).fixed)
     size = fixed.get("image_size")
     return size if size is None or isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def family_of(config: Config) -> str:
+    """The family a run is of: its architecture's, its space's, or the one an auto space is made for."""
+    if config.method == "fixed":
+        return fixed_arch(config)[0].family
+    return family(config.family).name if config.space == "auto" else _named_or_inline(config).family
 
 
 def shrunk(space: Space) -> Space:
@@ -192,6 +192,8 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
             # Two epochs leave slopes of many points; unbounded, they would move the space by dozens of steps.
             "s3": {"samples": 6, "top": 3, "updates": min(config.s3.updates, 2), "max_shift": 1},
             "hat": {"samples": 12, "held_out": 4, "rounds": 2},
+            "proxy": {"candidates": min(config.proxy.candidates, 24)},
+            "seek": {"samples": min(config.seek.samples, 12)},
             "device": "cpu",
         },
     )
@@ -203,6 +205,10 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
     }
     small["search"] = {"name": name, **sizes[name]}
     small["data"] = {**dict(data.get("data", {})), "limit": 400}
+    if config.trunk.source:
+        small["trunk"] = {"source": "random:tiny", "mirror": config.trunk.mirror}
+    if config.method == "finetune":
+        return small  # the network is given, and with it the size of the images
     if own_data:
         small["data"].setdefault("image_size", 32)
     else:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailorvit.arch import Value
+from tailorvit.methods.evaluators import evaluator, finish_by_score, meter_of, scale_of, seek_facts
 from tailorvit.methods.finish import finish
 from tailorvit.methods.s4 import RunBook
 from tailorvit.methods.session import Session, Supernets
 from tailorvit.rng import generator
 from tailorvit.seek.s3 import Book, Decision, seek
-from tailorvit.seek.slopes import Accuracies
 from tailorvit.space import Dim, Space
 
 
@@ -59,16 +59,16 @@ def s3(session: Session) -> dict[str, Any]:
 
     nets = line()
 
-    def evaluator(space: Space, t: int) -> Accuracies:
-        net = nets.at(space, t)
-        net.spread(t)
-        return net.accuracies(f"et-{t}", "et")
-
+    ask = evaluator(session, lambda: nets, "et", "et")
     enough = int(getattr(session.config.search_settings(), "population", 1))
     book = S3Book(session)
-    found = seek(session.space, session.meter, evaluator, settings, session.seed, book, really(session), enough)
+    same, scale = really(session), scale_of(session)
+    found = seek(session.space, meter_of(session), ask, settings, session.seed, book, same, enough, scale)
     session.meter.require_feasible(found.space)
-    if found.backtracks:
+    result = finish_by_score(session, found.space)
+    if result is not None:
+        return {**result, "backtracks": found.backtracks, **seek_facts(session)}
+    if found.backtracks and not session.config.seek.free:
         nets = line()  # weights come back from the folder; the line tells how long they were trained
         for t, space in enumerate(found.path[: found.t]):
             nets.at(space, t)
@@ -76,4 +76,4 @@ def s3(session: Session) -> dict[str, Any]:
     net.model()  # trained here, so that its time is not counted as the search's
     net.spread(found.t)
     trials = session.search(found.space, lambda candidates, generation: net.score("search", candidates, generation))
-    return {**finish(session, trials, net), "backtracks": found.backtracks}
+    return {**finish(session, trials, net), "backtracks": found.backtracks, **seek_facts(session)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tailorvit import units
+from tailorvit.methods.evaluators import evaluator, finish_by_score, meter_of, scale_of, seek_facts
 from tailorvit.methods.finish import finish
 from tailorvit.methods.session import Session, Supernets
-from tailorvit.seek.s4 import Book, Decision, seek
-from tailorvit.seek.slopes import Accuracies
+from tailorvit.seek.s4 import Book, Decision, moves, seek, size_metric
 from tailorvit.space import Space
 
 
@@ -34,20 +35,37 @@ class RunBook(Book):
         self.session.tell_once("decision", decision.sentence)
 
 
+def tell_idle_limit(session: Session) -> None:
+    """Say so where a counted limit lies over the space and all its neighbours: S4 then moves as if there were none."""
+    meter, space, settings = session.meter, session.space, session.config.s4
+    metric = size_metric(meter)
+    high = meter.limits.high(metric) if metric in ("params", "macs") else None  # type: ignore[arg-type]
+    if high is None or not settings.iterations:
+        return
+    near = max((m.size for m in moves(space, meter, settings.nonpositive, False, settings.dims)), default=0.0)
+    most = meter.cost(metric, space.largest())  # type: ignore[arg-type]
+    if max(near, most) < high:
+        session.tell_once(
+            "warning",
+            f"The limit of {units.show(high, metric)} {metric} holds nothing back at first: the largest member of the "
+            f"space has {units.show(most, metric)}, that of its largest neighbour {units.show(near, metric)}.",
+        )
+
+
 def s4(session: Session) -> dict[str, Any]:
     """Run S4 end to end."""
     settings = session.config.s4
+    tell_idle_limit(session)
     nets = Supernets(session, settings.warm_start, settings.warm_share)
 
-    def evaluator(space: Space, t: int) -> Accuracies:
-        net = nets.at(space, t)
-        net.spread(t)
-        return net.accuracies(f"slopes-{t}")
-
-    space, t, _ = seek(session.space, session.meter, evaluator, settings, session.seed, RunBook(session))
+    ask, scale = evaluator(session, lambda: nets, "slopes", "pair"), scale_of(session)
+    space, t, _ = seek(session.space, meter_of(session), ask, settings, session.seed, RunBook(session), scale)
     session.meter.require_feasible(space)
+    found = finish_by_score(session, space)
+    if found is not None:
+        return {**found, **seek_facts(session)}
     net = nets.at(space, t)
     net.model()  # trained here, so that its time is not counted as the search's
     net.spread(t)
     trials = session.search(space, lambda candidates, generation: net.score("search", candidates, generation))
-    return finish(session, trials, net)
+    return {**finish(session, trials, net), **seek_facts(session)}

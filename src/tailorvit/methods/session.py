@@ -23,6 +23,7 @@ from tailorvit.costs.meter import Meter
 from tailorvit.data import Data
 from tailorvit.errors import TailorError
 from tailorvit.families import family
+from tailorvit.methods.given import given_supernet
 from tailorvit.progress import Progress
 from tailorvit.rng import derive, generator, seed_everything
 from tailorvit.runs import Run
@@ -146,10 +147,7 @@ class Session:
 
     def fit(self, model: nn.Module, rule: Rule, settings: TrainSettings, stage: str, evaluate: Any = None) -> nn.Module:
         """Train a network under a rule, once: a finished stage gives its weights back."""
-        kept = self.run.load_checkpoint(stage)
-        if kept is not None and kept[1].get("done"):
-            _load_weights(model, kept[0])
-            self.run.finish(stage, kept[1]["done"])
+        if self.kept(model, stage):
             return model.to(self.device).eval()
         if self.run.result(stage) is not None:
             self.tell("warning", f"{stage}: its weights are gone, so it is trained again")
@@ -159,10 +157,23 @@ class Session:
             trained = train(model, batches, rule, settings, seed, RunSink(self, stage), evaluate, self.device)
             # The checkpoint keeps what the stage is for: weights (the average, where one was kept), no optimiser.
             done = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
-            weights = {f"model/{n}": t for n, t in model.state_dict().items()}
-            self.run.save_checkpoint(stage, weights, {"done": done})
+            self.keep(model, stage, done)
         self.run.finish(stage, done)
         return model
+
+    def kept(self, model: nn.Module, stage: str) -> bool:
+        """Give a finished stage's weights back; False where there are none."""
+        kept = self.run.load_checkpoint(stage)
+        if kept is None or not kept[1].get("done"):
+            return False
+        _load_weights(model, kept[0])
+        self.run.finish(stage, kept[1]["done"])
+        return True
+
+    def keep(self, model: nn.Module, stage: str, done: Mapping[str, Any]) -> None:
+        """Store a stage's weights for good, with the facts it ends with."""
+        weights = {f"model/{n}": t for n, t in model.state_dict().items()}
+        self.run.save_checkpoint(stage, weights, {"done": dict(done)})
 
     def plain(self, arch: Arch, settings: TrainSettings, stage: str, start: nn.Module | None = None) -> nn.Module:
         """Train one plain network, from scratch or from given weights."""
@@ -193,8 +204,16 @@ class Session:
     def search(self, space: Space, score: Evaluate, stage: str = "search") -> list[Trial]:
         """Search a space under the limits, with accuracies from ``score``."""
         entry, settings = searcher(str(self.config.search.get("name", "evolution"))), self.config.search_settings()
+        seed, name = derive(self.seed, stage) % 2**31, str(getattr(settings, "prefilter", ""))
         with self.timed(stage):
-            return run_search(entry.factory(space, self.meter.fits, derive(self.seed, stage) % 2**31, settings), score)
+            if not name:
+                return run_search(entry.factory(space, self.meter.fits, seed, settings), score)
+            from tailorvit.methods.prefilter import liking
+
+            like = liking(self, space, name)
+            trials = run_search(entry.factory(space, self.meter.fits, seed, settings, like), score)
+            like([t.arch for t in trials])  # of those never filtered, too, to tell what it knew
+            return trials
 
 
 class Supernet:
@@ -216,7 +235,12 @@ class Supernet:
     def _ready(self) -> Evaluator:
         if self._evaluator is None:
             session, settings = self.session, self.settings
+            together = session.config.evaluate.together
             seed_everything(session.seed, "init", self.stage)
+            if session.config.start.supernet:
+                model = given_supernet(session, self.space, self.stage)
+                self._evaluator = Evaluator(model, session.search_batches(), session.device, together)
+                return self._evaluator
             model = session.family.supernet(self.space, settings.drop_path)
             if self.before is not None and session.run.load_checkpoint(self.stage) is None:
                 inherit(model, self.before.model())
@@ -228,7 +252,6 @@ class Supernet:
                 return dict(zip(watched, look(list(watched.values())), strict=True))
 
             session.fit(model, RULES[settings.rule](self.space), settings, self.stage, figures)
-            together = session.config.evaluate.together
             self._evaluator = Evaluator(model, session.search_batches(), session.device, together)
             self.before = None
         return self._evaluator

@@ -5,6 +5,7 @@ PLAIN names them by family: ``PLAIN["vit"].from_settings(network.settings)`` is 
 
 from __future__ import annotations
 
+from tailorvit.plain.ladder import PlainLadder
 from tailorvit.plain.network import PlainNetwork
 from tailorvit.plain.pit import PlainPiT
 from tailorvit.plain.shunted import PlainShunted
@@ -17,6 +18,7 @@ PLAIN: dict[str, type[PlainNetwork]] = {
     "shunted": PlainShunted,
     "swin": PlainWindowed,
     "windowed": PlainWindowed,
+    "ladder": PlainLadder,
 }
 
-__all__ = ["PLAIN", "PlainNetwork", "PlainPiT", "PlainShunted", "PlainViT", "PlainWindowed"]
+__all__ = ["PLAIN", "PlainLadder", "PlainNetwork", "PlainPiT", "PlainShunted", "PlainViT", "PlainWindowed"]

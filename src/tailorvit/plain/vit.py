@@ -28,6 +28,7 @@ class Frame:
     pool: Literal["gap", "cls"] = "gap"
     qkv_bias: bool = True
     eps: float = 1e-6
+    qkv: Literal["aligned", "official"] = "aligned"  # a supernet's cut of its Q-K-V bias; nothing to a plain network
 
     @property
     def grid(self) -> Grid:

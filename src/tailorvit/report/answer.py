@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailorvit.report import charts
-from tailorvit.report.facts import Facts, real, table, whole
+from tailorvit.report.facts import Facts, real, rows, table, whole
 from tailorvit.report.figure import Figure
 from tailorvit.report.parts import (
     cards,
@@ -24,11 +24,20 @@ from tailorvit.report.parts import (
 )
 from tailorvit.stats import wilson
 
-_KINDS = {"supernet": "c0", "slopes": "c1", "edf": "c5", "search": "c2", "final": "c3", "baseline": "c4"}
+_KINDS = {
+    "supernet": "c0",
+    "slopes": "c1",
+    "edf": "c5",
+    "search": "c2",
+    "score": "c2",
+    "final": "c3",
+    "baseline": "c4",
+}
 _NAMES = {
     "supernet": "training supernets",
     "slopes": "measuring slopes",
     "edf": "sampling spaces",
+    "score": "scoring without training",
     "final": "training the network found",
     "baseline": "training the baseline",
 }
@@ -48,7 +57,7 @@ def spent(facts: Facts) -> dict[str, float]:
 
 def _work(facts: Facts) -> str:
     search = search_seconds(facts)
-    return f"of work, {duration(search)} of them search" if search and facts.method != "fixed" else "of work"
+    return f"of work, {duration(search)} of them search" if search and not facts.given else "of work"
 
 
 def search_seconds(facts: Facts) -> float | None:
@@ -75,9 +84,12 @@ def answer(facts: Facts) -> str:
     if not facts.result:
         return f"<p>{cell(_so_far(facts))}</p>{clock}"
     result, baseline = facts.result, table(facts.result.get("baseline"))
+    trunk = table(result.get("trunk"))
     lines = [
         ("Parameters", size(result.get("params")), size(baseline.get("params"))),
         ("MACs (papers' FLOPs)", size(result.get("macs")), size(baseline.get("macs"))),
+        ("Parameters of the frozen trunk, not counted above", size(trunk.get("params")), None),
+        ("MACs of the frozen trunk, not counted above", size(trunk.get("macs")), None),
         ("Accuracy on the search images, inherited weights", percent(result.get("search_accuracy")), None),
         ("Accuracy on the search images, finished", percent(result.get("final_search_accuracy")), None),
         ("Accuracy on the test images", percent(result.get("test_accuracy")), percent(baseline.get("test_accuracy"))),
@@ -87,8 +99,8 @@ def answer(facts: Facts) -> str:
     heads = cards(
         [
             (percent(found), f"of the test images right{error}"),
-            (size(result.get("params")), "parameters"),
-            (size(result.get("macs")), "MACs for one image"),
+            (size(result.get("params")), "parameters of the decoder" if trunk else "parameters"),
+            (size(result.get("macs")), "MACs for one image" + (" in the decoder" if trunk else "")),
             (duration(sum(times.values())) if times else None, _work(facts)),
         ]
     )
@@ -127,8 +139,9 @@ def _asked(facts: Facts) -> str:
     source = f" for {clean(data['source'])}" if data.get("source") else ""
     note = f" ({', '.join(about)})" if about else ""
     limits = limits_in_words(facts.result.get("limits"))
-    if facts.method == "fixed":
-        return f"Asked was to train one given network{source}{note}."
+    if facts.given:
+        asked = "fine-tune a finished network" if facts.method == "finetune" else "train one given network"
+        return f"Asked was to {asked}{source}{note}."
     return f"Asked was the most accurate network{source}{note} {f'with {limits}' if limits else 'without a limit'}."
 
 
@@ -138,23 +151,48 @@ def _happened(facts: Facts) -> str:
         f"{size(result.get('params')) or 'an unknown number of'} parameters and"
         f" {size(result.get('macs')) or 'an unknown number of'} MACs"
     )
-    if facts.method == "fixed":
-        return f"There was no search. The network has {what}."
+    if facts.given:
+        return f"There was no search. The network has {what}.{_started(facts)}"
     spaces, trials = len(facts.spaces), len(facts.trials) or whole(result.get("trials")) or 0
     looked = f" looked at {spaces} space{'s' if spaces != 1 else ''} and" if spaces else ""
-    free = bool(facts.trials) and all(t.accuracy is None for t in facts.trials)
+    free = sum(t.accuracy is None and (bool(t.proxy) or t.score is not None) for t in facts.trials)
     proxy = next((clean(t.proxy, 40) for t in facts.trials if t.proxy), "")
-    scored = f"scored {trials:,} architectures without training" + (f" ({proxy})" if proxy else "")
-    judged = scored if free else f"evaluated {trials:,} architectures with the weights of a supernet"
+    scored = f"scored {free:,} architectures without training" + (f" ({proxy})" if proxy else "")
+    rest = f"evaluated {trials - free:,} architectures with the weights of a supernet"
+    judged = " and ".join(words for words, there in ((scored, free), (rest, trials > free)) if there)
     how = {"finetune": "fine-tuned", "retrain": "trained from scratch", "inherit": "taken as it was"}
     ended = how.get(str(result.get("final")), "")
     last = f", which was then {ended}" if ended else ""
     return f"The search ({method}){looked} {judged if trials else 'ran'}. It found a network with {what}{last}."
 
 
+def _started(facts: Facts) -> str:
+    """What a fine-tuned network was before."""
+    start = table(facts.result.get("start"))
+    sides = [n for n in map(whole, rows(start.get("image_size"))) if n]
+    if len(sides) != 2:
+        return ""
+    head = "kept its head" if start.get("head") == "kept" else "got a new head"
+    before = real(start.get("test_accuracy"))
+    first = f"; before training it was right on {percent(before)} of the test images" if before is not None else ""
+    return f" It comes from a network for {sides[0]}x{sides[1]} px and {head}{first}."
+
+
+def _trunk(facts: Facts) -> list[str]:
+    """The frozen part before a decoder, which neither trains nor counts."""
+    trunk = table(facts.result.get("trunk"))
+    if not trunk:
+        return []
+    source = f", {clean(trunk['source'])}," if trunk.get("source") else ""
+    return [
+        f"It decodes a frozen trunk{source} of {size(trunk.get('params')) or '?'} parameters and"
+        f" {size(trunk.get('macs')) or '?'} MACs, which are counted apart."
+    ]
+
+
 def _story(facts: Facts) -> str:
     result, baseline = facts.result, table(facts.result.get("baseline"))
-    words = [_asked(facts), _happened(facts)]
+    words = [_asked(facts), _happened(facts), *_trunk(facts)]
     found, hand, n = real(result.get("test_accuracy")), real(baseline.get("test_accuracy")), tests(facts)
     if found is not None:
         words.append(f"It is right on {percent(found)} of the test images.")
@@ -163,13 +201,13 @@ def _story(facts: Facts) -> str:
             words.append(f"Counted on {n:,} images, that stands for {low:.1f} to {high:.1f} % (95 %).")
     if found is not None and hand is not None:
         words.append(_compared(found, hand, n, baseline))
-    elif facts.method != "fixed":
+    elif not facts.given:
         words.append("Without both test accuracies it cannot be compared with a baseline.")
     times = spent(facts)
     if times:
         words.append(f"The work took {duration(sum(times.values()))}.")
         search = search_seconds(facts)
-        words += [f"Of that the search took {duration(search)}."] if search and facts.method != "fixed" else []
+        words += [f"Of that the search took {duration(search)}."] if search and not facts.given else []
     return " ".join(words)
 
 

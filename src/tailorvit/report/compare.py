@@ -21,6 +21,7 @@ from tailorvit.runs.atomic import dumps
 # What a run may differ in and still count as the same experiment: chance, the machine, and how work is cut up.
 NEUTRAL = (
     *("seed", "device", "threads", "tensorboard", "data.cache", "data.source", "evaluate.batch", "evaluate.together"),
+    *("trunk.batch", "trunk.cache"),
     *(f"{part}.{key}" for part in ("train", "final.train") for key in ("checkpoint_seconds", "compile", "masked")),
 )
 METRICS = ("test_accuracy", "params", "macs", "search_seconds", "baseline_accuracy", "gain")

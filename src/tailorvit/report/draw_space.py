@@ -11,6 +11,7 @@ from tailorvit.report.facts import Facts, Slope
 from tailorvit.report.figure import Figure, tip
 from tailorvit.report.parts import clean
 
+_POINTS = "points of accuracy"
 _ROWS, _STAGES, _FITS = 12, 8, 48  # more would not be read; the numbers have all
 
 
@@ -80,7 +81,7 @@ def _cell(facts: Facts, key: str, x0: float, wide: float, at: charts.Scale) -> l
     return parts
 
 
-def fits(t: int, here: Sequence[Slope]) -> Figure | None:
+def fits(t: int, here: Sequence[Slope], scale: str = _POINTS) -> Figure | None:
     """A panel per dimension: E-T error of each choice and the fitted line, whose slope decides the shift."""
     shown = [s for s in here if s.fit is not None and any(e is not None for e in s.fit.errors)]
     if not shown:
@@ -90,6 +91,7 @@ def fits(t: int, here: Sequence[Slope]) -> Figure | None:
     parted = len({_split(s.dim)[1] for s in shown})
     columns = parted if parted in (2, 4) else 3  # a row per dimension where stages fit beside each other
     wide, high = WIDTH / columns, 118.0
+    unit = "E-T error {:.3f} %" if scale == _POINTS else "{:.3f} lost"
     parts: list[str] = []
     rows: list[tuple[int, str, float | None, float | None, float | None, float | None, int | None]] = []
     for slope in shown:
@@ -101,13 +103,14 @@ def fits(t: int, here: Sequence[Slope]) -> Figure | None:
             choice = fit.choices[x] if x < len(fit.choices) else None
             rows.append((t, slope.dim, choice, error, line, fit.slope, fit.shift))
     for n, slope in enumerate(shown[:_FITS]):
-        parts += _panel(slope, Box(wide * (n % columns), high * (n // columns), wide, high, 36, 6, 30, 20))
+        parts += _panel(slope, unit, Box(wide * (n % columns), high * (n // columns), wide, high, 36, 6, 30, 20))
     left = f" {len(shown) - _FITS} more are in the numbers only." if len(shown) > _FITS else ""
-    title = f"E-T error per choice at step {t}"
+    title = f"{'E-T error' if scale == _POINTS else 'Score lost'} per choice at step {t}"
+    error_words = "error in percent" if scale == _POINTS else f"{clean(scale, 60)} lost"
     return Figure(
         f"fits-{t}",
         title,
-        "Dots are the error in percent of members with that choice, the line its fit over the choices; w is the slope"
+        f"Dots are the {error_words} of members with that choice, the line its fit over the choices; w is the slope"
         f" of the line per choice, k the shift that followed. A falling line asks for larger choices.{left}",
         ("step", "dimension", "choice", "E-T error", "fitted", "slope w", "shift k"),
         rows,
@@ -115,7 +118,7 @@ def fits(t: int, here: Sequence[Slope]) -> Figure | None:
     )
 
 
-def _panel(slope: Slope, box: Box) -> list[str]:
+def _panel(slope: Slope, unit: str, box: Box) -> list[str]:
     fit = slope.fit
     if fit is None:
         return []
@@ -129,7 +132,7 @@ def _panel(slope: Slope, box: Box) -> list[str]:
     if line:
         axes.path(line, "line c1")
     for x, error in points:
-        axes.dot((x, error), "dot solid c0", 3, f"{clean(slope.dim)} {names.get(x, '')}: E-T error {error:.3f} %")
+        axes.dot((x, error), "dot solid c0", 3, f"{clean(slope.dim)} {names.get(x, '')}: {unit.format(error)}")
     w = "" if fit.slope is None else f"w {fit.slope:+.3g}"
     k = "" if fit.shift is None else f"k {fit.shift:+d}"
     axes.parts.append(charts.text(box.x + 4, box.y + 12, clean(slope.dim, 18), style="strong"))

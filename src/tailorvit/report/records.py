@@ -159,6 +159,19 @@ class Facts:
         return name if isinstance(name, str) else ""
 
     @property
+    def given(self) -> bool:
+        """Whether the network was given, so that nothing was searched."""
+        return self.method in ("fixed", "finetune")
+
+    @property
+    def scale(self) -> str:
+        """What slopes count in: points of accuracy, or standard deviations of a score that needs no training."""
+        seek = self.settings.get("seek")
+        name = seek.get("evaluator") if isinstance(seek, Mapping) else None
+        free = isinstance(name, str) and name != "supernet" and self.method in ("s4", "s3")
+        return f"standard deviations of {name}" if free else "points of accuracy"
+
+    @property
     def status(self) -> Status:
         """How the run stands, as far as a folder can tell; one killed without a word reads as running."""
         if self.finished:

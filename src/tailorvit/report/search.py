@@ -9,10 +9,11 @@ from typing import Any
 
 from tailorvit.report import charts
 from tailorvit.report.ancestry import ancestry, line_of
-from tailorvit.report.facts import Facts, Trial, real, table
+from tailorvit.report.facts import Facts, Trial, real, table, whole
 from tailorvit.report.figure import Figure
 from tailorvit.report.parts import (
     arch_in_words,
+    cell,
     clean,
     data_block,
     fold,
@@ -41,11 +42,10 @@ def search(facts: Facts) -> str:
     """The trials drawn, the generations, the ancestry and the best as a table."""
     stage = main_stage(facts)
     if stage is None:
-        fixed = facts.method == "fixed"
-        return none("One network was given, so nothing was searched." if fixed else "No trial has been recorded.")
+        return none("One network was given, so nothing was searched." if facts.given else "No trial has been recorded.")
     every = [t for t in facts.trials if t.stage == stage]
     cloud, *beside = [f.html() for f in figures(facts)] or [""]
-    text = cloud + (f'<div class="pair">{"".join(beside)}</div>' if beside else "")
+    text = cloud + (f'<div class="pair">{"".join(beside)}</div>' if beside else "") + _filtered(facts)
     winner = _winner(every, facts.result)
     steps = line_of(winner, every) if winner is not None else []
     if len(steps) > 1:
@@ -54,6 +54,27 @@ def search(facts: Facts) -> str:
     if ranked:
         text += f"<h3>The best {len(ranked)} of {len(every):,}</h3>{_table(ranked, costs(every))}"
     return text + data_block("search-data", _data(facts, stage, winner))
+
+
+def _filtered(facts: Facts) -> str:
+    """What the pre-filter was asked, and whether it knew more than chance."""
+    told = table(facts.result.get("prefilter"))
+    if not told:
+        return ""
+    tau, first = real(told.get("tau")), real(told.get("tau_first"))
+    asked, evaluated = whole(told.get("asked")) or 0, whole(told.get("evaluated")) or 0
+    words = [
+        f"A pre-filter ({clean(told.get('name'), 40)}) looked at {asked:,} architectures, of which {evaluated:,} were"
+        " evaluated."
+    ]
+    if first is not None:
+        knew = "it helped" if told.get("helps") is True else "that is no more than chance gives, so it hardly helped"
+        words.append(
+            f"Kendall's tau-b between its answers and the accuracies was {first:+.2f} in the first population, which"
+            f" it did not choose: {knew}."
+        )
+    words += [f"Over all that was evaluated it was {tau:+.2f}."] if tau is not None else []
+    return f"<p>{cell(' '.join(words))}</p>"
 
 
 def figures(facts: Facts) -> list[Figure]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tailorvit.report import charts
 from tailorvit.report.draw_space import fits, stages
-from tailorvit.report.facts import Decision, Facts, Slope, real, table
+from tailorvit.report.facts import Decision, Facts, Slope, real, rows, table, whole
 from tailorvit.report.figure import Figure
 from tailorvit.report.parts import cell, clean, figure, fold, grid, limits_in_words, many, metric_name, none, size
 from tailorvit.seek.quality import quality
@@ -23,7 +23,7 @@ def why(facts: Facts) -> str:
     """The intervals of every dimension, the decisions, the slopes behind them."""
     charted = {f.key: f.html() for f in figures(facts)}
     if not facts.spaces:
-        if facts.method == "fixed":
+        if facts.given:
             return none("One network was given, so no space was searched.")
         text = none("No space has been recorded.")
     else:
@@ -37,6 +37,7 @@ def why(facts: Facts) -> str:
         text += grid(head, steps, 4)
         if len(facts.spaces) == 1 and not facts.decisions and facts.finished:
             text += none("The space was given and did not move.")
+    text += _untrained(facts)
     decided = {d.t: d for d in facts.decisions}
     for t in sorted({s.t for s in facts.slopes} | set(decided)):
         text += f"<h3>Step {t}</h3>"
@@ -50,12 +51,34 @@ def why(facts: Facts) -> str:
     return text + charted.get("edf", "")
 
 
+def _untrained(facts: Facts) -> str:
+    """What was scored without training, where anything was, and how much of the ranking is size alone."""
+    proxy, seek = table(facts.result.get("proxy")), table(facts.result.get("seek"))
+    words = []
+    if seek:
+        beyond = ", each less what its size leads to expect" if seek.get("per_size") is True else ""
+        words.append(
+            f"No supernet was trained while the space moved: slopes are in standard deviations of"
+            f" {seek.get('evaluator')} over members of the space{beyond}."
+        )
+    if proxy:
+        names = ", ".join(map(str, rows(proxy.get("names"))))
+        count, lost, tau = whole(proxy.get("scored")), whole(proxy.get("without_score")), real(proxy.get("tau_params"))
+        words.append(f"{count or 0:,} untrained networks of the last space were scored ({names}) and the best trained.")
+        words += [f"{lost:,} of them had no score and could not be chosen."] if lost else []
+        words += [
+            f"Kendall's tau-b between score and number of parameters was {tau:+.2f} among them: the nearer to 1, the"
+            " more the ranking is one by size."
+        ] * (tau is not None)
+    return f"<p>{cell(' '.join(words))}</p>" if words else ""
+
+
 def figures(facts: Facts) -> list[Figure]:
     """The drawings of this section."""
     found = [_path(facts), stages(facts), _largest(facts)]
     for t in sorted({s.t for s in facts.slopes}):
         here = [s for s in facts.slopes if s.t == t]
-        found += [_slopes(t, here), fits(t, here)]
+        found += [_slopes(t, here, facts.scale), fits(t, here, facts.scale)]
     found += [_moves(d, facts) for d in facts.decisions]
     return [f for f in (*found, _edf(facts)) if f is not None]
 
@@ -126,7 +149,7 @@ def _largest(facts: Facts) -> Figure | None:
     )
 
 
-def _slopes(t: int, here: list[Slope]) -> Figure | None:
+def _slopes(t: int, here: list[Slope], scale: str) -> Figure | None:
     bars = [(clean(s.dim, 30), s.z_step, s.se_step) for s in here if s.z_step is not None]
     if not bars:
         return None
@@ -136,7 +159,7 @@ def _slopes(t: int, here: list[Slope]) -> Figure | None:
     return Figure(
         f"slopes-{t}",
         title,
-        f"Points of accuracy per step of a dimension, with one standard error{count}.",
+        f"{clean(scale[0].upper() + scale[1:], 60)} per step of a dimension, with one standard error{count}.",
         ("step", "dimension", "slope per unit", "its error", "slope per step", "its error per step", "pairs"),
         [(t, s.dim, s.z, s.se, s.z_step, s.se_step, s.pairs) for s in here],
         charts.bars(bars, title),

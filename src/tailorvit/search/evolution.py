@@ -6,13 +6,13 @@ limits; a space that has no more to offer ends the search early.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tailorvit.arch import Arch
-from tailorvit.errors import TailorError
+from tailorvit.errors import TailorError, unknown
 from tailorvit.search.base import Candidate, Trial, merit
 from tailorvit.search.draw import Legal, draw, first_draw
 from tailorvit.search.memory import Memory
@@ -33,6 +33,8 @@ class EvolutionSettings:
     p_block: float = 0.4
     per_gene: bool = False  # cross and redraw a block's values one by one instead of together
     elitist: bool = True  # parents from all generations; otherwise from the last one only
+    prefilter: str = ""  # a proxy that looks at children before they are evaluated; none where empty
+    ask: int = 4  # with a pre-filter: children bred for each one that is evaluated
 
     def __post_init__(self) -> None:
         least = {"population": 1, "parents": 1, "generations": 0, "crossover": 0, "mutation": 0}
@@ -42,12 +44,29 @@ class EvolutionSettings:
         for name in ("p_depth", "p_global", "p_block"):
             if not 0 <= getattr(self, name) <= 1:
                 raise TailorError(f"The evolution's '{name}' must lie in 0..1, not {getattr(self, name)}.")
+        if self.prefilter:
+            self._check_filter()
         if self.crossover + self.mutation > self.population:
             raise TailorError(
                 f"Crossover {self.crossover} and mutation {self.mutation} make more children "
                 f"than the population {self.population}."
             )
 
+    def _check_filter(self) -> None:
+        from tailorvit.proxies import PROXIES
+
+        if self.prefilter not in PROXIES:
+            raise unknown("search.prefilter", self.prefilter, PROXIES)
+        if PROXIES[self.prefilter].together is not None:
+            raise TailorError(
+                f"search.prefilter '{self.prefilter}' ranks candidates within one set, so its answers of different "
+                "generations cannot be compared; name a score that stands by itself, such as predictor."
+            )
+        if self.ask < 2:
+            raise TailorError(f"search.ask must be at least 2 for a pre-filter to choose from, not {self.ask}.")
+
+
+Liking = Callable[[Sequence[Arch]], list[float]]  # larger is better
 
 PRESETS: Mapping[str, EvolutionSettings] = {
     "fixed": EvolutionSettings(),
@@ -59,8 +78,16 @@ PRESETS: Mapping[str, EvolutionSettings] = {
 class Evolution(Memory):
     """Keep the best, cross and mutate them, fill up at random."""
 
-    def __init__(self, space: Space, legal: Legal, seed: int, settings: EvolutionSettings | None = None) -> None:
+    def __init__(
+        self,
+        space: Space,
+        legal: Legal,
+        seed: int,
+        settings: EvolutionSettings | None = None,
+        liking: Liking | None = None,
+    ) -> None:
         super().__init__(space, legal, seed)
+        self.liking = liking  # a function of the architecture alone, or a restored searcher would go elsewhere
         self.settings = settings or EvolutionSettings()
 
     def parents(self) -> list[Trial]:
@@ -83,14 +110,23 @@ class Evolution(Memory):
         return [*born.values(), *(Candidate(a) for a in rest)]
 
     def _breed(self, born: dict[Arch, Candidate], n: int, make: Callable[[], Candidate]) -> None:
-        """Add up to n children that are new and legal, from at most ten times as many tries."""
-        goal = len(born) + n
-        for _ in range(10 * n):
-            if len(born) == goal:
-                return
+        """Add up to n children that are new and legal, from at most ten times as many tries.
+
+        With a pre-filter several times as many are bred and the n it likes best are added, in the order of their birth.
+        """
+        many = n * (self.settings.ask if self.liking is not None else 1)
+        bred: dict[Arch, Candidate] = {}
+        for _ in range(10 * many):
+            if len(bred) == many:
+                break
             child = make()
-            if child.arch not in born and self.fresh(child.arch):
-                born[child.arch] = child
+            if child.arch not in born and child.arch not in bred and self.fresh(child.arch):
+                bred[child.arch] = child
+        if self.liking is not None and len(bred) > n:
+            liked = dict(zip(bred, self.liking(list(bred)), strict=True))
+            best = set(sorted(bred, key=lambda a: -liked[a])[:n])
+            bred = {arch: child for arch, child in bred.items() if arch in best}
+        born.update(bred)
 
     def _cross(self, best: list[Arch], rng: np.random.Generator) -> Candidate:
         a, b = (best[i] for i in rng.choice(len(best), 2, replace=len(best) < 2))

@@ -21,7 +21,7 @@ from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.rng import derive, generator
 from tailorvit.seek.directions import Floats
 from tailorvit.seek.quality import line, quality, quantise, slope_error
-from tailorvit.seek.slopes import Accuracies
+from tailorvit.seek.slopes import POINTS, Accuracies, Scale
 from tailorvit.seek.subspaces import TRIES, Legal, Same, as_they_are, buckets, pins
 from tailorvit.space import Dim, Space
 
@@ -121,14 +121,17 @@ class Decision:
 def shifted(dim: Dim, k: int) -> tuple[Dim, str]:
     """A dimension moved by k steps, and a note where the rules changed that.
 
-    Choices at or under zero go. Where none would be left the old ones stay; a depth moves only as far as leaves two.
+    Choices at or under zero go. Where none would be left the old ones stay; a depth moves only as far as leaves two
+    choices, and not over its maximum.
     """
     if dim.name == "depth" and len(dim.choices) > 1:
-        for steps in range(k, 1 if k < 0 else k + 1):
+        for steps in range(k, 1) if k < 0 else range(k, -1, -1):
             kept = [c for c in dim.choices if c + steps * dim.shift >= dim.minimum]
-            if len(kept) > 1:
+            over = dim.maximum is not None and dim.high + steps * dim.shift > dim.maximum
+            if len(kept) > 1 and not over:
                 words = f"moves by {steps:+d}" if steps else "stays"
-                note = "" if steps == k else f"{dim.key} {words} instead of moving by {k:+d}, to keep two choices"
+                why = "to keep two choices" if k < 0 else f"as {dim.maximum} is the most"
+                note = "" if steps == k else f"{dim.key} {words} instead of moving by {k:+d}, {why}"
                 return dim.moved(steps) if steps else dim, note
     try:
         moved = dim.moved(k) if k else dim
@@ -188,11 +191,12 @@ def fits(
     t: int,
     legal: Legal = lambda _: True,
     same: Same = as_they_are,
+    scale: Scale = POINTS,
 ) -> list[Fit]:
     """The fits of all dimensions of a space, from one question to the evaluator."""
     drawn = {"pin": pins, "bucket": buckets}[settings.estimator](space, settings.samples, seed, t, legal, same)
     flat = list(dict.fromkeys(a for groups in drawn.values() for archs in groups.values() for a in archs))
-    error = {a: 100 - p for a, p in zip(flat, accuracies(flat), strict=True)}
+    error = {a: scale.full - p for a, p in zip(flat, accuracies(flat), strict=True)}
     found = []
     for dim in space.dims:
         groups = drawn.get(dim.key) or {v: [] for v in dict.fromkeys(same(space, dim))}
@@ -217,9 +221,12 @@ def _moved(space: Space, found: Sequence[Fit]) -> tuple[Space, list[Fit]]:
     return now, [replace(f, after=now[f.dim].choices) for f in found]
 
 
-def decide(space: Space, found: Sequence[Fit], settings: S3Settings, t: int) -> tuple[Decision, Space]:
+def decide(
+    space: Space, found: Sequence[Fit], settings: S3Settings, t: int, scale: Scale = POINTS
+) -> tuple[Decision, Space]:
     """Shift all dimensions at once, or stop where none moves, and say why."""
     unit = {"index": "choice", "gamma": "step", "raw": "unit"}[settings.slope_units]
+    lost = ("of error", "of E-T error") if scale == POINTS else ("lost", "lost")
     now, found = _moved(space, found)
     gamma = {f.dim: f.k for f in found}
     apart = [f"{f.dim} ({f.w:+.2f}: floor {-f.floor:+d}, trunc {-f.trunc:+d})" for f in found if f.floor != f.trunc]
@@ -238,7 +245,7 @@ def decide(space: Space, found: Sequence[Fit], settings: S3Settings, t: int) -> 
         return stop("no evidence", ", since no dimension has two choices to compare")
     if now == space:
         top = max(found, key=lambda f: abs(f.w))
-        steepest = f"the steepest slope is that of {top.dim}, {top.w:+.2f} points of error a {unit}"
+        steepest = f"the steepest slope is that of {top.dim}, {top.w:+.2f} {scale.unit} {lost[0]} a {unit}"
         words = f"; {steepest}, with tau {settings.tau:g}"
         return stop("settled", words + notes)
     size = math.log10(now.count())
@@ -246,7 +253,7 @@ def decide(space: Space, found: Sequence[Fit], settings: S3Settings, t: int) -> 
         words = f", since the next one would hold 10^{size:.1f} architectures, over 10^{settings.max_log10:g}"
         return stop("too many architectures", words)
     slopes = ", ".join(f"{f.dim} {f.w:+.2f}" for f in found if now[f.dim].choices != space[f.dim].choices)
-    why = f"points of E-T error a {unit}: {slopes}, with tau {settings.tau:g}"
+    why = f"{scale.unit} {lost[1]} a {unit}: {slopes}, with tau {settings.tau:g}"
     sentence = f"Step {t}: moved {space.difference(now)}; {why}{notes}."
     return Decision(t, "move", gamma, "slopes of the E-T error", sentence, tuple(found), (*warnings,)), now
 
@@ -325,6 +332,7 @@ def seek(
     book: Book | None = None,
     same: Same = as_they_are,
     enough: int = 1,
+    scale: Scale = POINTS,
 ) -> Found:
     """Run S3; ``evaluator(space, t)`` gives accuracies, ``enough`` is how many networks a search of the space needs."""
     book, path, decisions = book or Book(), [space], list[Decision]()
@@ -339,8 +347,8 @@ def seek(
     if settings.samples <= settings.best:
         few = (f"s3.samples {settings.samples} is not above {settings.best}, so the best are all and Q_t equals Q_e.",)
     for t in range(settings.updates):
-        found = fits(path[-1], evaluator(path[-1], t), settings, seed, t, legal, same)
-        decision, after = decide(path[-1], found, settings, t)
+        found = fits(path[-1], evaluator(path[-1], t), settings, seed, t, legal, same, scale)
+        decision, after = decide(path[-1], found, settings, t, scale)
         decisions.append(replace(decision, warnings=(*few, *decision.warnings)) if t == 0 else decision)
         book.decided(decisions[-1])
         if decision.kind == "stop":

@@ -14,9 +14,9 @@ import numpy as np
 
 from tailorvit import units
 from tailorvit.costs.meter import Meter
-from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.errors import InfeasibleError, TailorError, unknown
 from tailorvit.seek.directions import Floats, Ints, agreement, best, cosines, neighbours
-from tailorvit.seek.slopes import Accuracies, Slope, estimate
+from tailorvit.seek.slopes import POINTS, Accuracies, Scale, Slope, estimate
 from tailorvit.space import Space
 
 MAX_REPAIRS = 50
@@ -42,6 +42,7 @@ class S4Settings:
     revisit: Literal["stop", "next"] = "next"
     warm_start: bool = False  # the next supernet inherits overlapping weights and trains shorter
     warm_share: float = 0.5  # share of the epochs a warm-started supernet trains
+    dims: tuple[str, ...] = ()  # the dimensions that move; none named: all
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -93,20 +94,36 @@ def size_metric(meter: Meter) -> str:
     return next((m for m, _, high in meter.limits if high is not None), "params")
 
 
+def movable(space: Space, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """The dimensions that move: those named, or all; an error where their neighbours are too many to look at."""
+    for key in named:
+        if key not in space.keys:
+            raise unknown("dimension in s4.dims", key, space.keys)
+    keys = tuple(k for k in space.keys if k in named) if named else space.keys
+    if len(keys) > MAX_DIMS:
+        raise TailorError(
+            f"S4 looks at all 3^n - 1 neighbours of a space, and this one has n = {len(keys)} dimensions; {MAX_DIMS} "
+            "at most: name those that move in s4.dims, or use a method without neighbours (s3, autoformer)."
+        )
+    return keys
+
+
 def moves(
-    space: Space, meter: Meter, nonpositive: Literal["drop", "strict"] = "drop", legal: bool = True
+    space: Space,
+    meter: Meter,
+    nonpositive: Literal["drop", "strict"] = "drop",
+    legal: bool = True,
+    dims: Sequence[str] = (),
 ) -> list[Move]:
     """The neighbours of a space; by default those whose largest member lies strictly under every upper limit.
 
     A lower limit asks the same largest member to reach it, so that something in the space can.
     """
     metric, found = size_metric(meter), []
-    if len(space.dims) > MAX_DIMS:
-        raise TailorError(
-            f"S4 looks at all 3^n - 1 neighbours of a space, and this one has n = {len(space.dims)} dimensions; "
-            f"{MAX_DIMS} at most, or use a method without neighbours (s3, autoformer)."
-        )
-    for gamma in neighbours(len(space.dims)).tolist():
+    at = [space.keys.index(key) for key in movable(space, dims)]
+    directions = np.zeros((3 ** len(at) - 1, len(space.dims)), dtype=np.int64)
+    directions[:, at] = neighbours(len(at))
+    for gamma in directions.tolist():
         try:
             moved = space.shift(dict(zip(space.keys, gamma, strict=True)), nonpositive)
         except TailorError:
@@ -137,6 +154,10 @@ def rank(options: Sequence[Move], slopes: Sequence[Slope], space: Space, how: An
     return best(directions, z, gains, [m.size for m in options]), cosines(directions, z), gains
 
 
+def _goal(scale: Scale) -> str:
+    return "accuracy" if scale == POINTS else "scores"
+
+
 def _words(space: Space, move: Move) -> str:
     return space.difference(move.space)
 
@@ -149,6 +170,7 @@ def decide(
     t: int,
     visited: set[Space],
     metric: str,
+    scale: Scale = POINTS,
 ) -> tuple[Decision, Move | None]:
     """Choose among the legal neighbours, or stop, and say why."""
     z, _ = scaled(slopes, space, settings.slope_units)
@@ -173,13 +195,13 @@ def decide(
     if not options:
         return stop("no legal neighbour", f"Step {t}: the space stays, since no neighbouring space fits the limit.")
     if float(np.linalg.norm(z)) < 1e-12:
-        return stop("no evidence", f"Step {t}: the space stays, since no dimension shows any effect on accuracy.")
+        return stop("no evidence", f"Step {t}: the space stays, since no dimension shows any effect on {_goal(scale)}.")
     for i in order:
         if cos[i] <= settings.stop_at:
             return stop(
                 "no promising neighbour",
                 f"Step {t}: the space stays; of {len(options)} legal neighbours the best new one has cosine "
-                f"{cos[i]:.2f} with the slopes, so none promises higher accuracy.",
+                f"{cos[i]:.2f} with the slopes, so none promises higher {_goal(scale)}.",
             )
         move = options[i]
         if move.space in visited:
@@ -188,7 +210,7 @@ def decide(
             continue
         sentence = (
             f"Step {t}: moved {_words(space, move)}; of {len(options)} legal neighbours this one has the largest "
-            f"cosine {cos[i]:.2f} with the slopes, a predicted gain of {gains[i]:+.2f} points, and its largest "
+            f"cosine {cos[i]:.2f} with the slopes, a predicted gain of {gains[i]:+.2f} {scale.unit}, and its largest "
             f"member has {metric} {units.show(move.size, metric)}."
         )
         gamma = dict(zip(space.keys, move.gamma, strict=True))
@@ -199,10 +221,10 @@ def decide(
 def repair_move(space: Space, meter: Meter, settings: S4Settings, slopes: Sequence[Slope] | None) -> Move:
     """One move of a space whose largest member breaks the limit: into the legal set if possible, else towards it."""
     metric = size_metric(meter)
-    options = moves(space, meter, settings.nonpositive)
+    options = moves(space, meter, settings.nonpositive, dims=settings.dims)
     if not options:
         here = meter.cost(metric, space.largest())  # type: ignore[arg-type]
-        options = [m for m in moves(space, meter, settings.nonpositive, legal=False) if m.size < here]
+        options = [m for m in moves(space, meter, settings.nonpositive, False, settings.dims) if m.size < here]
         if not options:
             raise InfeasibleError(
                 f"The space cannot shrink any further and its largest member still breaks {meter.limits.describe()}."
@@ -231,6 +253,7 @@ def seek(
     settings: S4Settings,
     seed: int,
     book: Book | None = None,
+    scale: Scale = POINTS,
 ) -> tuple[Space, int, list[Decision]]:
     """Run S4; returns the last space, its step number, and every decision. ``evaluator(space, t)`` gives accuracies.
 
@@ -246,7 +269,8 @@ def seek(
     def slopes_at(t: int) -> list[Slope]:
         accuracies = evaluator(space, t)
         enough = (lambda s: _clear(space, s, meter, settings)) if settings.adaptive else None
-        return estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough)
+        keys = movable(space, settings.dims)
+        return estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough, keys=keys)
 
     book.space(t, space, False)
     repairs = 0
@@ -286,8 +310,8 @@ def seek(
         book.space(t if settings.repair == "slope" else 0, space, True)
 
     for _ in range(settings.iterations):
-        options = moves(space, meter, settings.nonpositive)
-        decision, chosen = decide(space, slopes_at(t), options, settings, t, visited, metric)
+        options = moves(space, meter, settings.nonpositive, dims=settings.dims)
+        decision, chosen = decide(space, slopes_at(t), options, settings, t, visited, metric, scale)
         note(decision)
         if chosen is None:
             break
@@ -299,7 +323,7 @@ def seek(
 
 def _clear(space: Space, slopes: Sequence[Slope], meter: Meter, settings: S4Settings) -> bool:
     """Whether redrawing the slopes within their errors would nearly always pick the same neighbour."""
-    options = moves(space, meter, settings.nonpositive)
+    options = moves(space, meter, settings.nonpositive, dims=settings.dims)
     if not options:
         return True
     z, error = scaled(slopes, space, settings.slope_units)

@@ -13,7 +13,18 @@ from tailorvit.rng import generator
 from tailorvit.seek.directions import Floats
 from tailorvit.space import Dim, Space
 
-Accuracies = Callable[[Sequence[Arch]], list[float]]  # percent, on the search split
+Accuracies = Callable[[Sequence[Arch]], list[float]]  # percent, on the search split, or what Scale says
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What an evaluator's figures are; larger is better in any."""
+
+    unit: str = "points"  # what a difference of one is called
+    full: float = 100.0  # S3's errors count down from here
+
+
+POINTS = Scale()
 
 
 @dataclass(frozen=True)
@@ -82,13 +93,15 @@ def estimate(
     blocks: Literal["all", "one"] = "all",
     enough: Callable[[Sequence[Slope]], bool] | None = None,
     round_size: int = 10,
+    keys: Sequence[str] | None = None,
 ) -> list[Slope]:
     """Slopes of all dimensions from up to ``pairs`` pairs each; ``enough`` may stop the rounds early.
 
     Pair j of dimension k comes from (seed, step, k, j), so fewer rounds use a prefix of the same pairs. A dimension
-    with one choice has slope zero: there is no evidence to move it by.
+    with one choice has slope zero, as there is no evidence to move it by; so has one not among ``keys``.
     """
-    drawn: dict[str, list[Pair]] = {d.key: [] for d in space.dims if len(d.choices) > 1}
+    asked = space.keys if keys is None else keys
+    drawn: dict[str, list[Pair]] = {d.key: [] for d in space.dims if len(d.choices) > 1 and d.key in asked}
     slopes: list[Slope] = []
     while True:
         have = min((len(p) for p in drawn.values()), default=pairs)

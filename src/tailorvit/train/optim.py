@@ -1,4 +1,4 @@
-"""AdamW groups without decay where decay makes no sense, and AdamW that leaves unused slices untouched."""
+"""AdamW or SGD in groups without decay where decay makes no sense, and AdamW that leaves unused slices untouched."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Opt
     groups = [g for g in groups if g["params"]]
     if settings.freeze == "slice":
         return SliceAdamW(groups, lr=settings.peak_lr, betas=settings.betas)
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=settings.peak_lr, momentum=settings.momentum)
     return torch.optim.AdamW(groups, lr=settings.peak_lr, betas=settings.betas, eps=1e-8, fused=True)
 
 

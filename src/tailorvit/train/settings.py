@@ -11,7 +11,7 @@ from tailorvit.errors import TailorError
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """AdamW with warm-up and cosine; the defaults suit small images on a CPU."""
+    """AdamW (or SGD) with warm-up and cosine; the defaults suit small images on a CPU."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
@@ -20,8 +20,11 @@ class TrainSettings:
     lr: float = 1e-3  # absolute; see lr_scaling
     lr_scaling: Literal["none", "batch512"] = "none"  # batch512: lr * batch / 512, as the released code does
     min_lr: float = 1e-5
+    schedule: Literal["cosine", "constant"] = "cosine"  # after warm-up
     warmup: float = 2.0  # epochs
     warmup_lr: float = 1e-6
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    momentum: float = 0.9  # SGD's
     weight_decay: float = 0.05
     decay_tables: bool = False  # the released code decays relative-position tables
     betas: tuple[float, float] = (0.9, 0.999)
@@ -61,6 +64,10 @@ class TrainSettings:
             raise TailorError("train.drop_path and train.ema must lie in [0, 1).")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise TailorError(f"train.betas must lie in [0, 1), not {list(self.betas)}.")
+        if not 0 <= self.momentum < 1:
+            raise TailorError(f"train.momentum must lie in [0, 1), not {self.momentum}.")
+        if self.optimizer == "sgd" and self.freeze == "slice":
+            raise TailorError("train.freeze = 'slice' is written for AdamW: leave train.optimizer at 'adamw'.")
         for name in ("distill", "reg_largest_only"):
             if getattr(self, name) and self.rule != "sandwich":
                 raise TailorError(
@@ -78,5 +85,7 @@ class TrainSettings:
         total, warm = self.epochs * steps_per_epoch, self.warmup * steps_per_epoch
         if step < warm:
             return self.warmup_lr + (self.peak_lr - self.warmup_lr) * (step + 1) / max(warm, 1)
+        if self.schedule == "constant":
+            return self.peak_lr
         progress = (step - warm) / max(total - warm, 1)
         return self.min_lr + 0.5 * (self.peak_lr - self.min_lr) * (1 + math.cos(math.pi * min(progress, 1)))

@@ -1,0 +1,193 @@
+"""A ladder decoder found by S4 against linear probes on the same frozen trunk, in one run.
+
+    python benchmarks/ladder.py FOLDER --trunk FILE_OR_NAME
+
+The probes come first: for every image size and every layer, logistic regression on the layer's class token and mean
+patch. Size, and how many of the trunk's layers to keep, are then chosen by the search split alone. The decoders get
+the same images, the same split and the same cached outputs; the test split is read at the end, once for each figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tailorvit import open_data
+from tailorvit.data.images import normalise
+from tailorvit.trunks import open_trunk
+
+HERE = Path(__file__).parent
+DECAYS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+SPLITS = ("train", "search", "test")
+
+
+@torch.no_grad()
+def pooled(data: Any, trunk: Any, device: str, batch: int = 128) -> dict[str, tuple[Tensor, Tensor]]:
+    """Per split, class token and mean patch of every layer, (images, layers, 2 x width), and the labels."""
+    network, found = trunk.network.to(device), {}
+    for split in SPLITS:
+        rows, labels = [], []
+        for at in range(0, data.counts[split], batch):
+            x, y = data.examples(split, range(at, min(at + batch, data.counts[split])))
+            taps = network(normalise(x, trunk.mean, trunk.std).to(device))
+            rows.append(torch.cat([taps[:, :, 0], taps[:, :, 1:].mean(2)], -1))
+            labels.append(y)
+        found[split] = (torch.cat(rows), torch.cat(labels).to(device))
+    return found
+
+
+def probe(found: dict[str, tuple[Tensor, Tensor]], classes: int, steps: int = 600) -> list[dict[str, Any]]:
+    """Logistic regressions on standardised features, all layers and penalties at once; by layer the best on search.
+
+    Full-batch Adam with a cosine rate: the problems are convex and independent, so one batched product serves all.
+    """
+    x, y = found["train"]
+    mean, std = x.mean(0), x.std(0).clamp_min(1e-6)
+    ready = {split: ((f - mean) / std).transpose(0, 1) for split, (f, _) in found.items()}  # (layers, images, width)
+    layers, _, width = ready["train"].shape
+    decays = torch.tensor(DECAYS, device=x.device)[None, :, None, None]
+    weight = torch.zeros(layers, len(DECAYS), width, classes, device=x.device, requires_grad=True)
+    bias = torch.zeros(layers, len(DECAYS), 1, classes, device=x.device, requires_grad=True)
+    solver = torch.optim.Adam([weight, bias], lr=0.01)
+    rate = torch.optim.lr_scheduler.CosineAnnealingLR(solver, steps)
+    target = y[None, None, :, None].expand(layers, len(DECAYS), -1, -1)
+    for _ in range(steps):
+        scores = (ready["train"][:, None] @ weight + bias).log_softmax(-1)
+        loss = -scores.gather(-1, target).mean(2).sum() + (decays * weight.square()).sum()
+        solver.zero_grad()
+        loss.backward()
+        solver.step()
+        rate.step()
+    rows = []
+    with torch.no_grad():
+        right = {
+            split: 100 * ((ready[split][:, None] @ weight + bias).argmax(-1) == found[split][1]).float().mean(-1)
+            for split in ("search", "test")
+        }
+    for layer in range(layers):
+        at = int(right["search"][layer].argmax())
+        figures = {split: float(right[split][layer, at]) for split in right}
+        rows.append({"layer": layer + 1, **figures, "decay": DECAYS[at], "params": (width + 1) * classes})
+    return rows
+
+
+def probes(options: argparse.Namespace, seed: int, device: str) -> list[dict[str, Any]]:
+    """One row per image size and layer."""
+    rows = []
+    for size in options.sizes:
+        data = open_data(options.folder, seed=seed, image_size=size)
+        trunk = open_trunk(options.trunk, data.image_size, channels=data.channels)
+        data.unseal_test("linear probes")  # looked at here; decoder and layers are chosen by the search split
+        found = pooled(data, trunk, device)
+        rows += [{"seed": seed, "size": size, **row} for row in probe(found, len(data.classes))]
+        last = rows[-1]
+        print(f"{size} px, last layer: search {last['search']:.2f} %, test {last['test']:.2f} %", flush=True)
+    return rows
+
+
+def decoder(options: argparse.Namespace, seed: int, size: int, layers: int, place: Path) -> subprocess.Popen:
+    """Start the S4 run of one seed."""
+    sets = [f"trunk.source={options.trunk}", f"trunk.layers={layers}", f"trunk.cache={place / 'cache'}"]
+    sets += [f"limits.max_params={options.limit}", f"limits.min_params={0.8 * options.limit}", *options.sets]
+    command = [sys.executable, "-m", "tailorvit", "run", "s4-ladder-pets", "--data", options.folder, "--plain"]
+    command += ["--image-size", str(size), "--seed", str(seed), "--out", str(place / f"seed-{seed}")]
+    command += [part for s in sets for part in ("--set", s)]
+    log = (place / f"seed-{seed}.log").open("w")
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+
+def main() -> None:
+    """Probe, choose, search, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--trunk", required=True, help="a file, or a name such as timm:vit_small_patch14_dinov2")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[112, 168, 224])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--limit", type=float, default=1e6, help="parameters of the decoder, at most")
+    parser.add_argument("--set", dest="sets", action="append", default=[], help="passed on to the S4 runs")
+    parser.add_argument("--keep", type=Path, help="keep runs and cache here")
+    parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/ladder-DATE.json)")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        place = options.keep or Path(scratch)
+        place.mkdir(parents=True, exist_ok=True)
+        rows = [row for seed in options.seeds for row in probes(options, seed, device)]
+
+        def seen(size: int, layer: int, key: str) -> float:
+            return statistics.fmean(r[key] for r in rows if (r["size"], r["layer"]) == (size, layer))
+
+        size, layers = max(
+            {(r["size"], r["layer"]) for r in rows}, key=lambda at: (seen(*at, "search"), -at[0], -at[1])
+        )
+        print(f"by the search split: {size} px, the first {layers} layers", flush=True)
+        deepest = max(r["layer"] for r in rows)
+        keep = min(deepest, layers + 1)  # one block beyond the best layer, whose output it refines
+        begun = time.monotonic()
+        runs = [decoder(options, seed, size, keep, place) for seed in options.seeds]
+        found = []
+        for seed, run in zip(options.seeds, runs):
+            if run.wait():
+                sys.exit(f"seed {seed} failed:\n{(place / f'seed-{seed}.log').read_text()[-2000:]}")
+            facts = json.loads((place / f"seed-{seed}" / "result.json").read_text())
+            kept = ("arch", "params", "macs", "test_accuracy", "baseline", "spaces", "seconds", "trials", "trunk")
+            found.append({"seed": seed, **{k: facts.get(k) for k in kept}})
+        decoding = time.monotonic() - begun
+
+    def line(what: str, params: str, figures: list[float]) -> str:
+        spread = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
+        return f"| {what} | {params} | {statistics.fmean(figures):.2f}{spread} |"
+
+    def tested(size: int, layer: int) -> list[float]:
+        return [r["test"] for r in rows if (r["size"], r["layer"]) == (size, layer)]
+
+    width = f"{rows[0]['params']:,}"
+    rivals = [f["baseline"] for f in found if f["baseline"]]
+    table = [
+        "| on the frozen trunk | trained parameters | test % |",
+        "|---|---|---|",
+        line(f"linear probe, last layer ({deepest}), {size} px", width, tested(size, deepest)),
+        line(f"linear probe, layer {layers} (best on the search split), {size} px", width, tested(size, layers)),
+    ]
+    if rivals:
+        mean = f"{statistics.fmean(r['params'] for r in rivals):,.0f}"
+        table.append(line("decoder designed by hand", mean, [r["test_accuracy"] for r in rivals]))
+    mean = f"{statistics.fmean(f['params'] for f in found):,.0f}"
+    table.append(line("decoder found by S4", mean, [f["test_accuracy"] for f in found]))
+    print("\n".join(table))
+    facts = {
+        "date": date.today().isoformat(),
+        "folder": Path(options.folder).name,
+        "trunk": Path(options.trunk).name,
+        "limit": options.limit,
+        "set": options.sets,
+        "machine": {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count()},
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "seconds": {"probes": begun - started, "decoders": decoding},
+        "size": size,
+        "layers": keep,
+        "probes": rows,
+        "decoders": found,
+    }
+    out = options.out or HERE / "results" / f"ladder-{facts['date']}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(facts, indent=1) + "\n")
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A checkpoint file as a dictionary of tensors: safetensors, or PyTorch's format read without making any object."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tailorvit.errors import TailorError
+
+State = dict[str, Tensor]
+WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # in the order tried, one inside another
+AVERAGES = ("model_ema", "state_dict_ema")  # only where nothing else is there: the papers report the weights themselves
+PREFIXES = ("module.", "_orig_mod.", "model.")  # of a wrapper around the network: several GPUs, compilation, Lightning
+
+
+class _Left(dict[str, Any]):
+    """What stands in for the options a training script saved beside its weights: inert, and thrown away."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Nothing of it is kept."""
+
+
+def read_state(path: str | Path) -> State:
+    """The tensors of a checkpoint by name, whatever they were wrapped in; floats as float32, on the CPU.
+
+    A PyTorch file may hold tensors, numbers, texts, lists and dictionaries. Any other object is refused unread, as
+    making it could run code; only the ``argparse.Namespace`` of the released training scripts is passed over.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise TailorError(f"There is no checkpoint file '{path}'.")
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(9)
+    except OSError as error:
+        raise TailorError(f"Cannot read '{path}': {error.strerror}.") from None
+    # A safetensors file begins with the length of its header and the header's brace, whatever its name is.
+    found = _safetensors(file) if start[8:9] == b"{" else _torch(file)
+    return _tensors(_unwrapped(found), path)
+
+
+def checksum(path: str | Path) -> str:
+    """SHA-256 of a file, to say later which one it was."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _safetensors(file: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise TailorError(f"'{file}' is not a readable safetensors file: {error}.") from None
+
+
+def _torch(file: Path) -> Any:
+    import pickle
+
+    import torch
+    from torch.serialization import safe_globals
+
+    try:
+        with warnings.catch_warnings(), safe_globals([(_Left, "argparse.Namespace")]):
+            warnings.simplefilter("ignore")  # of pickle versions; what cannot be read is said below
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if named is None:
+            raise TailorError(f"'{file}' is neither a safetensors file nor a PyTorch checkpoint.") from None
+        raise TailorError(
+            f"'{file}' holds an object of {named[1]} besides tensors, which is not read because it could run code; "
+            "save the state dict alone where the file can be trusted."
+        ) from None
+    except (RuntimeError, OSError, EOFError, ValueError, LookupError, AttributeError, TypeError):
+        raise TailorError(f"'{file}' is neither a safetensors file nor a PyTorch checkpoint.") from None
+
+
+def _unwrapped(found: Any) -> Any:
+    while isinstance(found, Mapping):
+        inner = next((k for k in (*WRAPPERS, *AVERAGES) if isinstance(found.get(k), Mapping)), None)
+        if inner is None:
+            break
+        found = found[inner]
+    return found
+
+
+def _tensors(found: Any, path: str | Path) -> State:
+    if not isinstance(found, Mapping) or not any(isinstance(v, Tensor) for v in found.values()):
+        raise TailorError(f"'{path}' holds no weights: no dictionary of tensors, alone or under 'model'.")
+    state = {str(k): v for k, v in found.items() if isinstance(v, Tensor)}
+    while prefix := next((p for p in PREFIXES if all(k.startswith(p) for k in state)), None):
+        state = {k.removeprefix(prefix): v for k, v in state.items()}
+    return {k: v.float() if v.is_floating_point() else v for k, v in state.items()}

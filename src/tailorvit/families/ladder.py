@@ -1,0 +1,364 @@
+"""Ladder: a searched decoder beside a frozen trunk (CLIP's image tower); the third kind of space S4 searches.
+
+S4: size-aware space exploration (its CLIP decoder); EVL: Frozen CLIP Models are Efficient Video Learners (ECCV 2022);
+LST: Ladder Side-Tuning (NeurIPS 2022). Only the decoder trains and counts; its input is the stack of the trunk's taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailorvit.arch import Arch
+from tailorvit.elastic.layers import LayerNorm, Linear
+from tailorvit.elastic.layers import drop_path as dropped
+from tailorvit.elastic.slicing import Width, prefix
+from tailorvit.errors import TailorError
+from tailorvit.families.assemble import assemble
+from tailorvit.families.base import Family, Layer
+from tailorvit.families.ladder_named import (
+    ARCHS,
+    GENES,
+    SPACES,
+    TINY,
+    auto_space,
+    baseline,
+    fit,
+    ladder_arch,
+    settle,
+    shrink,
+)
+from tailorvit.families.ladder_views import attention
+from tailorvit.plain.ladder import TEMPERATURE, LadderFrame, PlainLadder, ladder_act, start_ladder
+from tailorvit.space import Space
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """The widths of one block for one call."""
+
+    heads: Width
+    inner: Width
+    hidden: Width
+
+
+class Attention(nn.Module):
+    """Of x on y. Weights are kept as (3, heads, head_dim, width): head j is the same rows in every sub-network."""
+
+    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.qkv_weight = nn.Parameter(torch.empty(3, heads, head_dim, width))
+        self.qkv_bias = nn.Parameter(torch.empty(3, heads, head_dim))
+        self.proj = Linear(heads * head_dim, width)
+
+    def forward(self, x: Tensor, y: Tensor, width: Width, plan: BlockPlan) -> Tensor:
+        """(B, Q, width) and (B, N, width) to (B, Q, width)."""
+        weight = prefix(self.qkv_weight, None, plan.heads, None, width).flatten(1, 2)
+        bias = prefix(self.qkv_bias, None, plan.heads).flatten(1)
+        q = F.linear(x, weight[0], bias[0]).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        pair = F.linear(y, weight[1:].flatten(0, 1), bias[1:].flatten())
+        k, v = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=self.head_dim**-0.5)
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2), plan.inner, width)
+        return out
+
+
+class Mlp(nn.Module):
+    """Two linear layers around an activation, with dropout where the settings ask for it."""
+
+    def __init__(self, frame: LadderFrame, width: int, hidden: int) -> None:
+        super().__init__()
+        self.act, self.rate_inside = frame.act, frame.mlp_dropout
+        self.fc1, self.fc2 = Linear(width, hidden), Linear(hidden, width)
+
+    def forward(self, x: Tensor, width: Width, hidden: Width) -> Tensor:
+        """Same shape out as in."""
+        inside = F.dropout(ladder_act(self.fc1(x, width, hidden), self.act), self.rate_inside, self.training)
+        out: Tensor = self.fc2(inside, hidden, width)
+        return out
+
+
+class Tap(nn.Module):
+    """A rung: what a trunk layer gives, at the decoder's width; in design lst with the gate that mixes it in."""
+
+    def __init__(self, frame: LadderFrame, width: int) -> None:
+        super().__init__()
+        self.inputs = Width(frame.features)
+        self.norm = LayerNorm(frame.features, frame.eps) if frame.one_query else None
+        self.proj = Linear(frame.features, width)
+        self.alpha = None if frame.one_query else nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor, y: Tensor, width: Width) -> tuple[Tensor, Tensor]:
+        """The two inputs of the block."""
+        rung = self.proj(y if self.norm is None else self.norm(y, self.inputs), self.inputs, width)
+        if self.alpha is None:
+            return x, rung
+        gate = torch.sigmoid(self.alpha / TEMPERATURE)
+        return gate * x + (1 - gate) * rung, y
+
+
+class Block(nn.Module):
+    """Pre-norm block whose widths come with the call."""
+
+    def __init__(self, frame: LadderFrame, width: int, heads: int, hidden: int, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.norm1 = LayerNorm(width, frame.eps)
+        self.norm3 = LayerNorm(width, frame.eps) if frame.one_query else None
+        self.attn = Attention(width, heads, frame.head_dim)
+        self.norm2 = LayerNorm(width, frame.eps)
+        self.mlp = Mlp(frame, width, hidden)
+
+    def forward(self, x: Tensor, y: Tensor, width: Width, plan: BlockPlan) -> Tensor:
+        """(B, Q, width) to (B, Q, width)."""
+        mine = self.norm1(x, width)
+        other = mine if self.norm3 is None else self.norm3(y, width)
+        x = x + dropped(self.attn(mine, other, width, plan), self.rate, self.training)
+        return x + dropped(self.mlp(self.norm2(x, width), width, plan.hidden), self.rate, self.training)
+
+
+# -- model ------------------------------------------------------------------------------------------------------------
+
+
+class ElasticLadder(nn.Module):
+    """The supernet and every sub-network: ``model(x, arch)``; no arch means the largest.
+
+    Blocks are counted from the first, taps from the trunk's last: a rung belongs to one trunk layer in every member,
+    whatever the depth, as its matrix learns what that layer says.
+    """
+
+    def __init__(self, space: Space, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.space, self.frame = space, frame_of(dict(space.fixed))
+        frame, largest = self.frame, space.largest()
+        _check(frame, int(largest.one("embed")), int(largest.one("depth")))
+        self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))
+        self.heads = int(max(largest.many("heads")))
+        self.hidden = frame.hidden(self.embed, max(largest.many("mlp")))
+        width = frame.width(self.embed)
+        # Rates belong to the absolute block index, so a block keeps its rate in every sub-network.
+        rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
+        self.query = nn.Parameter(torch.empty(1, 1, width)) if frame.one_query else None
+        self.entry = None if frame.one_query else Linear(frame.features, width)
+        self.taps = nn.ModuleList(Tap(frame, width) for _ in range(0 if frame.design == "evl" else depth))
+        self.blocks = nn.ModuleList(Block(frame, width, self.heads, self.hidden, rate) for rate in rates)
+        self.norm = LayerNorm(width, frame.eps)
+        self.head = Linear(width, frame.classes)
+        start_ladder(self, width)
+
+    def plan(self, arch: Arch) -> tuple[Width, list[BlockPlan]]:
+        """Widths for one call; refuses what the supernet has no weights for."""
+        embed, frame = int(arch.one("embed")), self.frame
+        hidden = [frame.hidden(embed, m) for m in arch.many("mlp")]
+        wanted = {
+            "depth": (len(arch.many("heads")), len(self.blocks)),
+            "embed": (embed, self.embed),
+            "heads": (int(max(arch.many("heads"))), self.heads),
+            "mlp": (max(hidden), self.hidden),
+        }
+        for gene, (asked, there) in wanted.items():
+            if asked > there:
+                raise TailorError(f"The supernet is too small for the architecture: '{gene}' needs {asked} of {there}.")
+        _check(frame, embed, len(hidden))
+        return Width(frame.width(embed)), [
+            BlockPlan(Width(int(h)), Width(int(h) * frame.head_dim), Width(m))
+            for h, m in zip(arch.many("heads"), hidden, strict=True)
+        ]
+
+    def forward(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor:
+        """Logits (B, classes) of one arch, from taps (B, taps, tokens, features)."""
+        if masked or not (arch is None or isinstance(arch, Arch)):
+            raise TailorError("The ladder family runs sliced only: one architecture a call, not masked.")
+        width, plans = self.plan(arch or self.space.largest())
+        taps, depth = x, len(plans)
+        first = self.frame.channels - depth
+        if self.query is not None:
+            x = prefix(self.query, None, None, width).expand(taps.shape[0], -1, -1)
+        else:
+            assert self.entry is not None
+            x = self.entry(taps[:, max(first - 1, 0)], Width(self.frame.features), width)
+        for i, plan in enumerate(plans):
+            y = taps[:, first + i]
+            if self.taps:
+                x, y = self.taps[depth - 1 - i](x, y, width)
+            x = self.blocks[i](x, y, width, plan)
+        x = self.norm(x, width)
+        x = F.dropout(x[:, 0] if self.query is not None else x.mean(1), self.frame.head_dropout, self.training)
+        logits: Tensor = self.head(x, width, None)
+        return logits
+
+    def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
+        """Per parameter, the prefix this arch uses."""
+        d, plans = self.plan(arch)
+        used: dict[str, tuple[Width | None, ...]] = {
+            "query": (None, None, d),
+            "entry.weight": (d,),
+            "entry.bias": (d,),
+            "norm.weight": (d,),
+            "norm.bias": (d,),
+            "head.weight": (None, d),
+            "head.bias": (),
+        }
+        for i, plan in enumerate(plans):
+            rung: dict[str, tuple[Width | None, ...]] = {"proj.weight": (d,), "proj.bias": (d,), "alpha": ()}
+            rung |= {"norm.weight": (), "norm.bias": ()}
+            here: dict[str, tuple[Width | None, ...]] = {
+                **{f"norm{n}.{leaf}": (d,) for n in (1, 2, 3) for leaf in ("weight", "bias")},
+                "attn.qkv_weight": (None, plan.heads, None, d),
+                "attn.qkv_bias": (None, plan.heads),
+                "attn.proj.weight": (d, plan.inner),
+                "attn.proj.bias": (d,),
+                "mlp.fc1.weight": (plan.hidden, d),
+                "mlp.fc1.bias": (plan.hidden,),
+                "mlp.fc2.weight": (d, plan.hidden),
+                "mlp.fc2.bias": (d,),
+            }
+            used.update({f"blocks.{i}.{k}": v for k, v in here.items()})
+            used.update({f"taps.{i}.{k}": v for k, v in rung.items()})
+        names = dict(self.named_parameters())
+        return {k: v for k, v in used.items() if k in names}
+
+
+def build(frame: LadderFrame, arch: Arch, drop_path: Any = 0.0) -> PlainLadder:
+    """The plain network of an architecture, freshly initialised, without a trunk."""
+    heads, embed = [int(h) for h in arch.many("heads")], int(arch.one("embed"))
+    _check(frame, embed, len(heads))
+    return PlainLadder(frame, embed, heads, arch.many("mlp"), drop_path)
+
+
+def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainLadder:
+    """The plain network that holds this architecture's slice of the supernet's weights."""
+    assert isinstance(model, ElasticLadder)
+    depth = len(arch.many("heads"))
+    rates = [b.rate for b in model.blocks if isinstance(b, Block)][:depth]
+    weights, state = dict(model.named_parameters()), {}
+    for name, widths in model.slices(arch).items():
+        weight = prefix(weights[name].detach(), *widths)
+        room, *rest = name.split(".")
+        if room == "taps":
+            name = ".".join(["taps", str(depth - 1 - int(rest[0])), *rest[1:]])
+        if "qkv_" in name:
+            state[name.replace("qkv_", "q.")] = weight[0].flatten(0, 1)
+            state[name.replace("qkv_", "kv.")] = weight[1:].flatten(0, 2)
+        else:
+            state[name] = weight
+    return assemble(lambda: build(model.frame, arch, rates), state, share)
+
+
+# -- layer inventory --------------------------------------------------------------------------------------------------
+
+
+def _check(frame: LadderFrame, embed: int, depth: int) -> None:
+    if depth > frame.channels:
+        raise TailorError(f"A ladder has one block a tap: depth {depth} is more than the {frame.channels} taps.")
+    if frame.design == "evl" and embed != frame.features:
+        raise TailorError(f"The evl ladder is as wide as its trunk: embed must be {frame.features}, not {embed}.")
+
+
+def segments(arch: Arch) -> list[Hashable]:
+    """Stem, one entry per block, head; equal entries cost the same."""
+    embed, heads = int(arch.one("embed")), arch.many("heads")
+    blocks = [("block", embed, int(h), m) for h, m in zip(heads, arch.many("mlp"), strict=True)]
+    return [("stem", embed, len(heads)), *blocks, ("head", embed)]
+
+
+def layers(frame: LadderFrame, segment: Any) -> list[Layer]:
+    """Exact parameters and MACs of one segment; the trunk is frozen and not counted."""
+    kind, embed, *facts = segment
+    n, f, d = frame.tokens, frame.features, frame.width(embed)
+    if kind == "stem":
+        _check(frame, embed, facts[0])
+        return [Layer("query", d, 0)] if frame.one_query else [Layer("entry", f * d + d, n * f * d)]
+    if kind == "head":
+        return [Layer("norm", 2 * d, 0), Layer("head", frame.classes * (d + 1), frame.classes * d)]
+    heads, ratio = facts
+    q, hidden = heads * frame.head_dim, frame.hidden(embed, ratio)
+    queries = 1 if frame.one_query else n
+    extra = 2 * f if frame.one_query else 1  # a norm, or a gate
+    tap = [] if frame.design == "evl" else [Layer("blocks.tap", extra + f * d + d, n * f * d)]
+    return [
+        *tap,
+        Layer("blocks.norm", (6 if frame.one_query else 4) * d, 0),
+        Layer("blocks.attn.qkv", 3 * (d * q + q), (queries + 2 * n) * d * q),
+        Layer("blocks.attn", 0, 2 * queries * n * q),
+        Layer("blocks.attn.proj", q * d + d, queries * d * q),
+        Layer("blocks.mlp.fc1", hidden * d + hidden, queries * d * hidden),
+        Layer("blocks.mlp.fc2", hidden * d + d, queries * d * hidden),
+    ]
+
+
+def outline(frame: LadderFrame, arch: Arch) -> list[dict[str, Any]]:
+    """Shape and cost of every block; ``tokens`` are those the decoder carries, one where a query looks at the taps."""
+    rows, embed = [], int(arch.one("embed"))
+    for i, (heads, ratio) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True), 1):
+        parts = layers(frame, ("block", embed, int(heads), ratio))
+        tokens = 1 if frame.one_query else frame.tokens
+        shape = {"stage": None, "block": i, "tokens": tokens, "embed": frame.width(embed), "heads": int(heads)}
+        inner = {"qkv": int(heads) * frame.head_dim, "mlp": ratio, "hidden": frame.hidden(embed, ratio), "window": None}
+        cost = {"params": sum(p.params for p in parts), "macs": sum(p.macs for p in parts)}
+        rows.append({**shape, **inner, **cost})
+    return rows
+
+
+# -- entry record -----------------------------------------------------------------------------------------------------
+
+
+def frame_of(fixed: Mapping[str, Any]) -> LadderFrame:
+    """Type and check the shared settings."""
+    known = {f.name for f in fields(LadderFrame)}
+    for key in sorted(set(fixed) - known):
+        raise TailorError(f"The ladder family has no setting '{key}'; known: {', '.join(sorted(known))}.")
+    size = fixed.get("image_size", LadderFrame.image_size)
+    size = tuple(size) if isinstance(size, list | tuple) else (size,)
+    frame = LadderFrame(**{**fixed, "image_size": size})
+    if len(size) != 2 or any(type(s) is not int or s < 1 for s in size):
+        raise TailorError(f"A ladder's image_size is [tokens, width] of its trunk's taps, not {list(size)}.")
+    for name in ("channels", "classes", "head_dim"):
+        value = getattr(frame, name)
+        if type(value) is not int or value < 1:
+            raise TailorError(f"The ladder setting '{name}' must be a positive whole number, not {value}.")
+    for name, choices in (("design", ("a", "evl", "lst")), ("act", ("gelu", "quick_gelu"))):
+        if getattr(frame, name) not in choices:
+            told = " or ".join(choices)
+            raise TailorError(f"The ladder setting '{name}' must be {told}, not '{getattr(frame, name)}'.")
+    for name in ("mlp_dropout", "head_dropout"):
+        value = getattr(frame, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise TailorError(f"The ladder setting '{name}' must be at least 0 and under 1, not {value}.")
+    if not isinstance(frame.eps, float) or frame.eps <= 0:
+        raise TailorError(f"The ladder setting 'eps' must be a small positive number, not {frame.eps}.")
+    return frame
+
+
+LADDER = Family(
+    name="ladder",
+    summary="Decoder beside a frozen trunk: a query, or a side network, on its last layers; elastic depth to MLP ratio",
+    paper="S4, EVL (ECCV 2022), LST (NeurIPS 2022)",
+    genes=GENES,
+    frame=frame_of,
+    arch=lambda data: ladder_arch(**{k: v for k, v in data.items() if k != "family"}),
+    segments=segments,
+    layers=layers,
+    supernet=ElasticLadder,
+    build=build,
+    extract=extract,
+    spaces=SPACES,
+    archs=ARCHS,
+    auto=auto_space,
+    baseline=baseline,
+    settle=settle,
+    shrink=shrink,
+    tiny=TINY,
+    outline=outline,
+    attention=attention,
+    fit=fit,
+    masked=False,
+)

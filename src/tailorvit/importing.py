@@ -1,0 +1,110 @@
+"""A published checkpoint as a network folder, which predict, export and finetune take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailorvit import units
+from tailorvit.errors import TailorError
+from tailorvit.lookup import read_arch
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was read, and where it lies now."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        facts = self.facts
+        size = f"{facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)"
+        return [
+            f"{facts['checkpoint']}: {facts['kind']} ({facts['summary']}), loaded as {facts['arch']}",
+            f"  {size}, {facts['classes']} classes, {facts['tensors']} tensors",
+            f"  network folder {self.folder}",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"folder": str(self.folder), **self.facts}
+
+
+def import_checkpoint(
+    path: str | Path,
+    arch: str,
+    *,
+    classes_file: str | Path | None = None,
+    out: str | Path | None = None,
+    image_size: int | None = None,
+) -> Imported:
+    """Read a checkpoint into the plain network of a named architecture (or ARCH.json) and write its folder.
+
+    The folder is ``networks/NAME`` unless ``out`` says otherwise. Classes are named by ``classes_file``, one a line.
+    """
+    from tailorvit.checkpoints import IMAGENET, LOADERS, checksum, load_plain, read_state, recognise
+    from tailorvit.costs import Counter
+    from tailorvit.export import Card, save_network
+    from tailorvit.export.place import require_free, whole_folder
+
+    shape, fixed = read_arch(arch)
+    if image_size is not None:
+        fixed["image_size"] = (image_size, image_size)
+    place = Path("networks") / Path(arch).stem if out is None else Path(out)
+    require_free(place)
+    state = read_state(path)
+    kind = recognise(state)
+    network = load_plain(state, shape, fixed, label=f"'{arch}'")
+    names = class_names(classes_file, int(network.num_classes))
+    fixed = {**fixed, "classes": len(names)}
+    counter = Counter(shape.family, fixed)
+    frame = counter.frame
+    if frame.channels != len(IMAGENET.mean):
+        raise TailorError(
+            f"Published networks take colour images, so 'channels' of '{arch}' cannot be {frame.channels}."
+        )
+    params, macs = counter.both(shape)
+    facts: dict[str, Any] = {
+        "method": "import",
+        "checkpoint": Path(path).name,
+        "sha256": checksum(path),
+        "kind": kind,
+        "params": params,
+        "macs": macs,
+    }
+    preprocessing = {
+        "image_size": list(frame.image_size),
+        "channels": frame.channels,
+        "mean": list(IMAGENET.mean),
+        "std": list(IMAGENET.std),
+        "margin": IMAGENET.margin,
+    }
+    with whole_folder(place) as beside:
+        save_network(beside, network, Card(shape, fixed, names, preprocessing, facts))
+    told = {"arch": arch, "summary": LOADERS[kind].summary, "classes": len(names), "tensors": len(state)}
+    return Imported(place, {**facts, **told})
+
+
+def class_names(path: str | Path | None, count: int) -> tuple[str, ...]:
+    """One name a line; without a file, "class 0" and so on."""
+    if path is None:
+        return tuple(f"class {i}" for i in range(count))
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TailorError(f"The classes file '{path}' cannot be read: {error}.") from None
+    names = [line.strip() for line in lines if line.strip()]
+    if len(names) != count:
+        raise TailorError(f"The classes file '{path}' has {len(names)} names, but the checkpoint has {count} classes.")
+    seen: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if name in seen:  # ImageNet's usual list has two cranes and two maillots
+            raise TailorError(
+                f"The classes file '{path}' has '{name}' twice, as names {seen[name]} and {number}; "
+                "answers are told by name, so give each class its own."
+            )
+        seen[name] = number
+    return tuple(names)

@@ -1,0 +1,165 @@
+"""Scorer: architectures in, scores out; one supernet an initialisation, any number of architectures, flat memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tailorvit.arch import Arch
+from tailorvit.costs import Counter
+from tailorvit.errors import TailorError
+from tailorvit.families import family, with_fixed
+from tailorvit.families.base import around
+from tailorvit.proxies import proxy
+from tailorvit.proxies.base import Labelled, Proxy, ProxySettings, Refused, Scored, Task
+from tailorvit.proxies.norms import WeightNorms
+from tailorvit.rng import derive
+from tailorvit.space import Space
+
+Parts = dict[str, float]
+
+
+class Scorer:
+    """Scores architectures of a space: same seed and architecture, same score, whatever else is scored.
+
+    A candidate is a plain network whose weights are slices of one untrained supernet per initialisation: nothing is
+    drawn for it, and it starts as a sub-network of that supernet does. Where only a family is given, every architecture
+    gets the smallest supernet that holds it: the same scores for the same seed, but slower, and no shared weights.
+    """
+
+    def __init__(
+        self,
+        space: Space | str,
+        fixed: Mapping[str, Any] | None = None,
+        settings: ProxySettings | None = None,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        images: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.settings, self.seed, self.device = settings or ProxySettings(), seed, torch.device(device)
+        self.proxies = [proxy(name) for name in self.settings.names]
+        size = self.settings.image_size
+        self.space = space if isinstance(space, Space) else None
+        self.fixed = {**(dict(space.fixed) if isinstance(space, Space) else {}), **(fixed or {})}
+        self.fixed |= {} if size is None else {"image_size": size}
+        self.family = family(space.family if isinstance(space, Space) else space)
+        if self.space is not None:
+            self.space = with_fixed(self.space, **self.fixed)
+        self.counter = Counter(self.family.name, self.fixed)
+        self.images = None if images is None else self._checked(*images)
+        for p in self.proxies:
+            if p.needs == "images" and images is None and not self.settings.noise:
+                raise TailorError(
+                    f"The proxy {p.name} needs images and labels: give data, or allow noise and random labels."
+                )
+        self._supernets: dict[int, nn.Module] = {}
+        self._norms = [WeightNorms() for _ in range(self.settings.inits)]
+
+    def __call__(self, archs: Sequence[Arch]) -> list[Scored]:
+        """Scores in the order given."""
+        rows = [self._one(arch) for arch in archs]
+        return rescored(rows)
+
+    def network(self, arch: Arch, init: int = 0) -> nn.Module:
+        """The untrained plain network that is scored; its weights are the supernet's own, so do not train it."""
+        plain: nn.Module = self.family.extract(self._supernet(arch, init), arch, share=True)
+        return plain
+
+    def _checked(self, images: Tensor, labels: Tensor) -> Labelled:
+        frame = self.counter.frame
+        wanted = (int(frame.channels), *map(int, frame.image_size))
+        if tuple(images.shape[1:]) != wanted:
+            raise TailorError(f"The images are {list(images.shape[1:])}; the networks take {list(wanted)}.")
+        if len(images) != len(labels) or not len(images) or int(labels.max()) >= frame.classes:
+            raise TailorError(
+                f"{len(images)} images need as many labels under {frame.classes}, "
+                f"not {len(labels)} up to {int(labels.max()) if len(labels) else 'none'}."
+            )
+        return Labelled(images, labels)
+
+    def _supernet(self, arch: Arch, init: int) -> nn.Module:
+        if init not in self._supernets:
+            space = self.space or Space(self.family.name, around(arch), tuple(self.fixed.items()))
+            with torch.random.fork_rng():
+                torch.manual_seed(derive(self.seed, "proxies", init))
+                self._supernets[init] = self.family.supernet(space).eval().to(self.device)
+        return self._supernets[init]
+
+    def _one(self, arch: Arch) -> Scored:
+        params, macs = self.counter.both(arch)
+        if self.space is None:
+            self._supernets, self._norms = {}, [WeightNorms() for _ in range(self.settings.inits)]
+        found: dict[str, list[Parts]] = {p.name: [] for p in self.proxies}
+        problems: dict[str, str] = {}
+        for init in range(self.settings.inits):
+            network = cache(lambda init=init: self.network(arch, init))
+            for p in self.proxies:
+                if p.name in problems or (init and p.cost == "counted"):
+                    continue
+                task = self._task(p, arch, params, macs, network, init)
+                try:
+                    parts = p.measure(task)
+                except Refused as error:
+                    problems[p.name] = str(error)
+                    continue
+                if not math.isfinite(parts["score"]):
+                    problems[p.name] = f"{p.name} is {parts['score']} with initialisation {init + 1}."
+                found[p.name].append(parts)
+        means = {name: _mean(rows) for name, rows in found.items() if rows}
+        scores = {p.name: None if p.name in problems else means[p.name].pop("score") for p in self.proxies}
+        told = {name: {k: v for k, v in row.items() if k != "score"} for name, row in means.items()}
+        return Scored(arch, params, macs, scores, {k: v for k, v in told.items() if v}, problems)
+
+    def _task(self, p: Proxy, arch: Arch, params: int, macs: int, network: Callable[[], nn.Module], init: int) -> Task:
+        images = self.images if p.needs == "images" else None
+        batch = self.settings.batch or p.batch
+        return Task(
+            arch,
+            self.family.name,
+            self.counter.frame,
+            params,
+            macs,
+            network,
+            derive(self.seed, "proxies", init, "draws"),
+            self.settings.reading,
+            batch if images is None else min(batch, len(images.images)),
+            images,
+            self._norms[init],
+        )
+
+
+def _mean(rows: Sequence[Parts]) -> Parts:
+    """Over initialisations."""
+    return {k: sum(row[k] for row in rows) / len(rows) for k in rows[0]}
+
+
+def rescored(rows: Sequence[Scored]) -> list[Scored]:
+    """Scores that compare candidates with each other (te), made anew over these rows; the others as they are."""
+    out = [(dict(r.scores), dict(r.problems)) for r in rows]
+    for name in {n for r in rows for n in r.scores}:
+        rule = proxy(name).together if name in _known() else None
+        if rule is None:
+            continue
+        fit = [i for i, r in enumerate(rows) if name in r.parts and all(map(math.isfinite, r.parts[name].values()))]
+        if len(fit) > 1:
+            for i, score in zip(fit, rule([rows[i].parts[name] for i in fit]), strict=True):
+                out[i][0][name] = score
+                out[i][1].pop(name, None)
+        elif fit:
+            out[fit[0]][0][name] = None
+            out[fit[0]][1][name] = f"{name} ranks candidates against each other: score at least two together."
+    return [
+        Scored(r.arch, r.params, r.macs, scores, r.parts, problems)
+        for r, (scores, problems) in zip(rows, out, strict=True)
+    ]
+
+
+def _known() -> Mapping[str, Proxy]:
+    from tailorvit.proxies import PROXIES
+
+    return PROXIES

@@ -1,0 +1,96 @@
+"""How a run uses scores without training: the tables [proxy] of method tf-tas and [seek] of s4 and s3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tailorvit.errors import TailorError, unknown
+from tailorvit.proxies.base import ProxySettings
+
+SUPERNET = "supernet"
+
+
+@dataclass(frozen=True)
+class UntrainedSettings(ProxySettings):
+    """A search by scores: which, of how many architectures, within which band of sizes."""
+
+    candidates: int = 2000  # architectures scored at most; the released code scores 8,000
+    evolution: bool = False  # let the recipe's searcher propose them, with the score as fitness, instead of chance
+    combine: Literal["single", "ranks"] = "single"  # the first score decides, or the sum of the ranks in all
+    band: float = 0.2  # with an upper limit on size and no lower one: score only what lies this share below it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from tailorvit.proxies import proxy
+
+        known = [proxy(name) for name in self.names]  # an unknown one lists those there are
+        if self.candidates < 1:
+            raise TailorError(f"proxy.candidates must be at least 1, not {self.candidates}.")
+        if not 0 < self.band <= 1:
+            raise TailorError(f"proxy.band must lie above 0 and up to 1 (no band), not {self.band:g}.")
+        if self.evolution:
+            ranked = [p.name for p in known if p.together is not None]
+            if self.combine == "ranks" or ranked[:1] == [self.names[0]]:
+                what = "combine = 'ranks'" if self.combine == "ranks" else ranked[0]
+                raise TailorError(
+                    f"proxy.evolution needs a score that stands by itself: {what} ranks candidates within one set, "
+                    "and the set changes with every generation."
+                )
+
+    @property
+    def label(self) -> str:
+        """What architectures are ranked by."""
+        return f"rank:{'+'.join(self.names)}" if self.combine == "ranks" else self.names[0]
+
+
+@dataclass(frozen=True)
+class SeekSettings:
+    """Who says how good the members of a space are while it moves."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
+
+    evaluator: str = SUPERNET  # or a proxy's name, predictor among them
+    reading: Literal["fixed", "paper", "official"] = "fixed"  # of dss
+    inits: int = 1  # initialisations a score is averaged over
+    image_size: int | None = None  # pixels a side the score sees; None: the space's own
+    samples: int = 200  # members of every space that set the scale of its scores
+    per_size: bool | None = (
+        None  # what a score says beyond size; None: yes, but not for the predictor, which knows size
+    )
+    final: Literal["proxy", "supernet"] = "proxy"  # who searches the last space
+
+    def __post_init__(self) -> None:
+        from tailorvit.proxies import PROXIES
+
+        if self.evaluator not in (SUPERNET, *PROXIES):
+            raise unknown("seek.evaluator", self.evaluator, (SUPERNET, *PROXIES))
+        if self.free and PROXIES[self.evaluator].together is not None:
+            raise TailorError(
+                f"seek.evaluator '{self.evaluator}' ranks candidates within one set, so it gives no slopes; "
+                "name a score that stands by itself, such as dss."
+            )
+        if self.samples < 3:
+            raise TailorError(f"seek.samples must be at least 3 to know a spread, not {self.samples}.")
+        ProxySettings(reading=self.reading, inits=self.inits, image_size=self.image_size)
+
+    @property
+    def free(self) -> bool:
+        """Whether no supernet is trained while the space moves."""
+        return self.evaluator != SUPERNET
+
+    @property
+    def beyond_size(self) -> bool:
+        """Whether scores are read as what they say beyond size."""
+        return self.evaluator != "predictor" if self.per_size is None else self.per_size
+
+    def search(self, base: UntrainedSettings) -> UntrainedSettings:
+        """A search by the same score; budget, evolution and band are those of [proxy]."""
+        return replace(
+            base,
+            names=(self.evaluator,),
+            reading=self.reading,
+            inits=self.inits,
+            image_size=self.image_size,
+            combine="single",
+        )

@@ -1,0 +1,192 @@
+"""Method finetune: from a finished network to a run of its own, at another size and for other classes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import tailorvit
+from tailorvit import api
+from tailorvit.config import configure
+from tailorvit.costs import Counter
+from tailorvit.data import open_data
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.export import Card, export, load, save_network
+from tailorvit.families import family
+from tailorvit.methods.start import COPY, Start, open_start
+from tailorvit.report import compare, write_report
+from tailorvit.runs import Run
+from tailorvit.train import accuracy
+
+QUIET = {"progress": "quiet", "command": "test"}
+SETS = ["train.lr=2e-3", "train.augment=none", "analysis.images=1", "analysis.samples=0"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A finished run on digits of 8 px that has learnt something."""
+    folder = tmp_path_factory.mktemp("base") / "run"
+    sets = ["arch={depth=2, embed=24, heads=2, mlp=2}", "baseline=false", "analysis.images=0", "analysis.mistakes=0"]
+    train = [f"final.train.{k}" for k in ("epochs=10", "batch=32", "lr=4e-3", "augment=none")]
+    found = api.run(
+        "s4-digits", method="fixed", out=folder, small=True, sets=[*sets, *train, "data.limit=1200"], **QUIET
+    )
+    assert found["test_accuracy"] > 50
+    return folder
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory) -> Path:
+    """Digits 0 to 4 only, in colour."""
+    digits = load_digits()
+    chosen = digits.target < 5
+    images = np.rint(digits.images[chosen] * (255 / 16)).astype(np.uint8)
+    path = tmp_path_factory.mktemp("few") / "few.npz"
+    np.savez(path, x=np.repeat(images[..., None], 3, -1), y=digits.target[chosen])
+    return path
+
+
+def tuned(base, out, **given) -> api.Result:
+    return tailorvit.finetune(base, out=out, small=True, **{"data": "digits", "sets": SETS, **QUIET, **given})
+
+
+def test_the_same_classes_keep_the_head_and_are_tested_before_and_after(base, tmp_path):
+    result = tuned(base, tmp_path / "run", image_size=12)
+    start = result["start"]
+    assert start["head"] == "kept" and start["image_size"] == [8, 8] and start["classes"] == 10
+    assert result["method"] == "finetune" and result["final"] == "finetune" and result["baseline"] is None
+    assert result["fixed"]["image_size"] == [12, 12] and result["fixed"]["patch"] == 2
+    assert result["test_accuracy"] > start["test_accuracy"] > 20, "bicubic positions keep some of what was learnt"
+    network = load(tmp_path / "run")
+    assert network.card.shape == (1, 12, 12) and result["params"] == sum(p.numel() for p in network.parameters())
+    before = json.loads((base / "network" / "network.json").read_text())["preprocessing"]
+    assert network.card.preprocessing["mean"] == before["mean"], "images are normalised as the weights know them"
+    with Run.open(tmp_path / "run", lock=False) as run:
+        assert "from 8x8 to 12x12 px; its head is kept" in run.events("start")[0]["text"]
+        assert all("search_accuracy" in e for e in run.epochs("final"))
+        assert run.info["start"]["sha256"] == start["sha256"]
+
+
+def test_a_run_of_its_own_is_reported_compared_exported_and_predicts(base, few, tmp_path):
+    folder = tmp_path / "run"
+    result = tuned(base, folder, data=str(few), image_size=16)
+    assert result["start"]["head"] == "new" and "test_accuracy" not in result["start"]
+    assert result["data"]["classes"] == 5 and result["fixed"]["channels"] == 3
+    page = write_report(folder).read_text()
+    assert "Asked was to fine-tune a finished network" in page and "8x8 px and got a new head" in page
+    assert "cannot be told" not in page and "no space was searched" in page
+    assert [r["method"] for r in compare([folder, base]).to_dict()["runs"]] == ["finetune", "fixed"]
+    exported = export(folder, "onnx", tmp_path / "onnx")
+    assert exported.facts["checked_on"] == "test images of the run" and exported.facts["agreement"] == 1
+    Image.fromarray(np.full((16, 16), 128, np.uint8)).save(tmp_path / "grey.png")
+    answer = load(folder).predict([tmp_path / "grey.png"])[0]
+    assert set(answer) == {"0", "1", "2", "3", "4"} and sum(answer.values()) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_run_stands_alone(base, tmp_path):
+    """The source may go; a finished one answers, and a tuned network can be tuned again."""
+    moved = tmp_path / "source"
+    shutil.copytree(base, moved)
+    first = tuned(moved, tmp_path / "one", seed=5)
+    shutil.rmtree(moved)
+    (tmp_path / "one" / "result.json").unlink()
+    (tmp_path / "one" / "network" / "network.json").unlink()
+    again = api.resume(tmp_path / "one", "quiet")
+    assert again["test_accuracy"] == first["test_accuracy"] and again["start"] == first["start"]
+    second = tuned(tmp_path / "one" / "network", tmp_path / "two", image_size=10)
+    assert second["start"]["image_size"] == [8, 8] and second["fixed"]["image_size"] == [10, 10]
+
+
+def test_a_changed_copy_is_refused(base, tmp_path):
+    tuned(base, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    card = tmp_path / "run" / COPY / "network.json"
+    card.write_text(card.read_text().replace("bicubic", "bilinear"))
+    with pytest.raises(TailorError, match="starts from has changed since it began"):
+        api.resume(tmp_path / "run", "quiet")
+
+
+def test_nothing_is_trained_from_scratch_where_the_weights_were_lost(base, tmp_path, monkeypatch):
+    """A full disk refuses the checkpoint: finish trains once more, from the same start."""
+    monkeypatch.setattr(Run, "save_checkpoint", lambda *_, **__: False)
+    lost = tuned(base, tmp_path / "lost", seed=1)
+    monkeypatch.undo()
+    kept = tuned(base, tmp_path / "kept", seed=1)
+    assert lost["test_accuracy"] == kept["test_accuracy"]
+    weights = [(tmp_path / n / "network" / "network.safetensors").read_bytes() for n in ("lost", "kept")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("name", ["vit", "pit", "swin", "windowed", "shunted"])
+@pytest.mark.parametrize("windows", ["scale", "keep"])
+def test_every_family_is_spelt_as_it_is_built(name, windows, tmp_path):
+    record = family(name)
+    fixed = dict(record.shrink(next(iter(record.spaces.values()))).fixed)
+    if name == "shunted":
+        fixed["reduce"] = (16, 8, 4, 2)
+    arch = record.arch({"family": name, **record.tiny})
+    torch.manual_seed(0)
+    model = record.build(record.frame(fixed), arch)
+    small = open_data("digits", limit=20)
+    save_network(tmp_path, model, Card(arch, fixed, small.classes, small.preprocessing, {}))
+    data = open_data("digits", limit=20, image_size=16)
+    config = {"method": "finetune", "start": {"network": str(tmp_path), "windows": windows}}
+    start = open_start(configure(config))
+    assert isinstance(start, Start) and start.size == (8, 8)
+    given, space = start.space(data)
+    new = start.resized(data, seed=0)
+    assert space.contains(given) and dict(space.fixed)["image_size"] == (16, 16)
+    assert Counter(name, dict(space.fixed)).params(given) == sum(p.numel() for p in new.parameters())
+    built = record.build(record.frame(dict(space.fixed)), given)
+    built.load_state_dict(new.state_dict())
+    assert built.settings == new.settings
+    start.normalise(data)
+    batches = list(data.eval_batches("search", 20))
+    assert accuracy(built, batches) == accuracy(new, batches)
+
+
+def test_limits_are_kept_by_the_network_as_it_will_be(base, tmp_path):
+    with pytest.raises(InfeasibleError, match="given architecture breaks the limits"):
+        tuned(base, tmp_path / "run", sets=[*SETS, "limits.max_params=1000"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"image_size": 13}, r"Images of 13 px do not suit this vit network .patches of 2 px.; .* 12 and 14\."),
+        ({"preset": "cifr"}, r"Unknown preset 'cifr'. Did you mean 'cifar'\? Known: .*default"),
+        ({"windows": "stretch"}, r"start.windows cannot be 'stretch'"),
+        ({"data": "nowhere"}, r"There is no 'nowhere'"),
+        ({"network": "nowhere"}, r"There is no folder 'nowhere'"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_is_written(base, tmp_path, given, message):
+    source = given.pop("network", base)
+    with pytest.raises(TailorError, match=message):
+        tuned(source, tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unfinished_run_and_a_recipe_without_start_are_refused(tmp_path):
+    (tmp_path / "half").mkdir()
+    with pytest.raises(TailorError, match=r"holds no finished network .*is the run finished\?"):
+        tuned(tmp_path / "half", tmp_path / "run")
+    with pytest.raises(TailorError, match=r"Method 'finetune' needs start.network"):
+        api.run("s4-digits", method="finetune", out=tmp_path / "run", **QUIET)
+
+
+def test_a_card_that_does_not_fit_its_network_is_refused(base, tmp_path):
+    shutil.copytree(base / "network", tmp_path / "net")
+    card = json.loads((tmp_path / "net" / "network.json").read_text())
+    card["arch"]["embed"] = 32
+    (tmp_path / "net" / "network.json").write_text(json.dumps(card))
+    with pytest.raises(TailorError, match="no vit as its architecture says: 'embed' is 24"):
+        tuned(tmp_path / "net", tmp_path / "run")

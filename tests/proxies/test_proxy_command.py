@@ -1,0 +1,55 @@
+"""tailorvit score: rows best first, sentences where there is nothing to score."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tailorvit.errors import TailorError
+from tailorvit.proxies import ProxySettings
+from tailorvit.scoring import lines, score
+
+
+def test_members_of_a_space_come_best_first_within_the_limits():
+    facts = score("vit-8px", ProxySettings(("dss", "te", "params")), n=6, limits={"max_params": "90k"})
+    rows = facts["rows"]
+    assert len(rows) == 6 == len({json.dumps(r["arch"]) for r in rows})
+    assert all(r["params"] <= 90_000 for r in rows)
+    assert [r["scores"]["dss"] for r in rows] == sorted((r["scores"]["dss"] for r in rows), reverse=True)
+    assert sorted(r["scores"]["te"] for r in rows)[0] >= 2, "ranked over all six"
+    assert facts == score("vit-8px", ProxySettings(("dss", "te", "params")), n=6, limits={"max_params": "90k"})
+    told = lines(facts, top=2)
+    assert len(told) == 3 and told[0] == "vit-8px (vit): 6 architectures, best dss first"
+    assert f"dss {rows[0]['scores']['dss']:.6g}" in told[1]
+
+
+def test_one_architecture_and_real_images(tmp_path):
+    arch = {"family": "vit", "depth": 2, "embed": 32, "heads": [2, 2], "mlp": [2, 3]}
+    fixed = {"image_size": [8, 8], "patch": 2, "channels": 1, "head_dim": 16, "classes": 4}
+    (tmp_path / "a.json").write_text(json.dumps({"arch": arch, "fixed": fixed}))
+    facts = score(str(tmp_path / "a.json"), ProxySettings(("snip", "te"), batch=12), data="digits")
+    (row,) = facts["rows"]
+    assert facts["fixed"]["classes"] == 10, "the data's"
+    assert row["scores"]["snip"] > 0 and row["scores"]["te"] is None
+    assert any("1 without a score: te ranks candidates" in line for line in lines(facts))
+    noisy = score(str(tmp_path / "a.json"), ProxySettings(("snip",), batch=12, noise=True), classes=10)
+    assert noisy["rows"][0]["scores"]["snip"] != row["scores"]["snip"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "options", "words"),
+    [
+        ("vit-8p", {}, {}, "Unknown architecture or space 'vit-8p'. Did you mean 'vit-8px'"),
+        ("vit-8px", {"names": ("snip", "dss", "grasp")}, {}, "snip, grasp needs images and labels: add --data"),
+        ("vit-8px", {"names": ("none",)}, {}, "Unknown proxy 'none'.*Known: depth, dss, grasp"),
+        ("vit-8px", {}, {"n": 0}, "at least one architecture, not 0"),
+        ("vit-8px", {"names": ("naswot",), "batch": 1}, {}, "at least 2, not 1"),
+        ("vit-8px", {}, {"limits": {"max_params": "1k"}}, "keeps the limits"),
+        ("ladder-8px", {"names": ("snip",)}, {"data": "digits"}, "leave --data out"),
+        ("missing.toml", {}, {}, "Cannot read the space file 'missing.toml'"),
+    ],
+)
+def test_mistakes_are_one_sentence(name, settings, options, words):
+    with pytest.raises(TailorError, match=words):
+        score(name, ProxySettings(**settings), **options)

@@ -1,0 +1,176 @@
+"""tailorvit rank: scores beside the size, seeds, combinations, refusals, text, JSON and figure."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from rank_tools import pit_rows, tiny_rows, vit_rows, write
+from typer.testing import CliRunner
+
+from tailorvit import cli
+from tailorvit.errors import TailorError
+from tailorvit.proxies.ranking import parse_names, rank, rank_file, share
+from tailorvit.proxies.tables import table_of
+from tailorvit.report.draw_ranking import ranking_figure, write_ranking
+
+
+def oracle(noise=0.0, holes=0):
+    """Scores from the formula behind the rows' accuracies: depth, plus noise of the seed."""
+
+    def score(family, fixed, archs, names, seed):
+        rng = np.random.default_rng(seed)
+        values = [float(a.one("depth")) + noise * rng.normal() for a in archs]
+        found = {n: [None if i < holes else v for i, v in enumerate(values)] for n in names}
+        return found, [f"{names[0]} has no score for {holes} architectures."] if holes else []
+
+    return score
+
+
+def entry(ranking, score, target=None):
+    return next(e for e in ranking.entries if e.score == score and target in (None, e.target))
+
+
+def test_the_free_ones_always_stand_beside():
+    table = table_of("t", vit_rows(60))
+    found = rank(table, ["dss"], oracle(), bootstrap=50)
+    assert [e.score for e in found.entries] == ["params", "macs", "depth", "dss"]
+    assert entry(found, "dss").agreement == entry(found, "depth").agreement
+    assert entry(found, "dss").verdict == "better than #params" and entry(found, "params").verdict == ""
+    again = rank(table, ["params"], bootstrap=50)
+    assert [e.score for e in again.entries] == ["params", "macs", "depth"]
+
+
+def test_a_score_against_the_truth_is_worse():
+    table = table_of("t", [{**r, "top1": -r["top1"]} for r in vit_rows(60)])
+    assert entry(rank(table, ["dss"], oracle(), bootstrap=50), "dss").verdict == "worse than #params"
+
+
+def test_every_target_or_the_one_named():
+    table = table_of("t", vit_rows(30, form="vitbench"))
+    assert rank(table, ["predictor"], bootstrap=5).targets == ["c100_acc", "noise_acc"]
+    assert rank(table, ["predictor"], target="noise_acc", bootstrap=5).targets == ["noise_acc"]
+
+
+def test_seeds_are_told_apart_and_merged():
+    table = table_of("t", vit_rows(80))
+    found = entry(rank(table, ["dss"], oracle(2.0), seeds=4, bootstrap=20), "dss").agreement
+    assert len(found.by_seed) == 4 and len(set(found.by_seed)) == 4
+    assert found.band_tau.value > np.mean(found.by_seed), "ranks of four draws know more than one"
+    steady = rank(table, ["dss"], oracle(), seeds=3, bootstrap=20)
+    assert entry(steady, "dss").agreement.by_seed == (), "a score without chance has nothing to spread"
+    assert "seeds" not in steady.text() and "seeds" in rank(table, ["dss"], oracle(2.0), seeds=2, bootstrap=5).text()
+
+
+def test_rank_sums_combine_scores():
+    table = table_of("t", vit_rows(60))
+    found = rank(table, ["rank:dss+predictor", "rank:dss+params"], oracle(), bootstrap=20)
+    assert [e.score for e in found.entries][3:] == ["rank:dss+predictor", "rank:dss+params"]
+    assert entry(found, "rank:dss+params").agreement.band_tau.value > entry(found, "params").agreement.band_tau.value
+
+
+def test_missing_scores_are_counted_and_told():
+    found = rank(table_of("t", vit_rows(30)), ["dss"], oracle(holes=4), bootstrap=5)
+    assert entry(found, "dss").agreement.rows == 26
+    assert found.notes == ("dss has no score for 4 architectures.",)
+    assert "dss (26 rows)" in found.text() and found.notes[0] in found.text()
+
+
+def test_mixed_families_are_scored_in_groups():
+    asked = []
+
+    def score(family, fixed, archs, names, seed):
+        asked.append((family, len(archs)))
+        return {n: [float(len(a)) for a in archs] for n in names}, []
+
+    rows = (
+        tiny_rows(5)
+        + [
+            {
+                "arch": {"family": "pit", "base": 8, "depth": [1, 1, 1], "heads": [1, 2, 2], "mlp": 2},
+                "fixed": {"image_size": 8, "patch": 2, "stride": 1},
+                "accuracy": 3.0,
+            }
+        ]
+        * 2
+    )
+    rank(table_of("t", rows), ["dss"], score, bootstrap=2)
+    assert asked == [("vit", 5), ("pit", 2)]
+
+
+def test_refusals_come_before_any_scoring(tmp_path):
+    path = write(tmp_path / "t.json", tiny_rows(4))
+    cases = [
+        ({"names": ["dds"]}, "Unknown proxy 'dds'. Did you mean 'dss'"),
+        ({"names": ["rank:dss+nasswot"]}, "Unknown proxy 'nasswot'"),
+        ({"names": ["dss"], "target": "top1"}, "Unknown target 'top1'"),
+        ({"names": ["dss"], "band": "wide"}, "'wide'"),
+        ({"names": ["dss"], "band": "0"}, "above zero"),
+        ({"names": ["dss"], "seeds": 0}, "at least 1"),
+        ({"names": ["dss"], "fit": path}, "--proxy predictor"),
+        ({"names": ["predictor"], "fit": tmp_path / "absent.json"}, "no table"),
+    ]
+    for options, words in cases:
+        with pytest.raises(TailorError) as error:
+            rank_file(path, options.pop("names"), **options)
+        assert words in str(error.value)
+
+
+def test_bands_and_names_as_people_write_them():
+    assert share("5%") == share(" 5 % ") == share("0.05") == pytest.approx(0.05)
+    assert parse_names(["predictor", "rank:dss+params", "naswot", "dss"]) == ["dss", "naswot"]
+
+
+def test_another_table_teaches_the_predictor(tmp_path):
+    """The same truth in other rows, and the opposite one: the answers follow what they were fitted on."""
+    path = write(tmp_path / "t.json", vit_rows(60))
+    found = []
+    for sign in (1, -1):
+        other = write(tmp_path / "other.json", [{**r, "top1": sign * r["top1"]} for r in vit_rows(80, seed=1)])
+        found.append(entry(rank_file(path, ["predictor"], fit=other), "predictor").agreement.band_tau.value)
+    assert found[0] > 0.3 and found[1] < -0.3
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def run(*args):
+    done = CliRunner().invoke(cli.app, ["rank", *map(str, args)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_real_proxies_from_the_command_line(tmp_path):
+    path = write(tmp_path / "t.json", tiny_rows(12))
+    done = run(path, "--proxy", "dss,snip,predictor", "--seeds", 2, "--band", "20%", "--json")
+    facts = json.loads(done.stdout)
+    scores = {r["score"]: r for r in facts["results"]}
+    assert list(scores) == ["params", "macs", "depth", "dss", "snip", "predictor"]
+    assert scores["dss"]["rows"] == 12 and scores["dss"]["tau"]["value"] is not None
+    assert len(scores["dss"]["by_seed"]) == 2 and facts["band"] == pytest.approx(0.2)
+    assert any("snip saw seeded noise" in note for note in facts["notes"])
+    assert (
+        json.loads(run(path, "--proxy", "dss,snip,predictor", "--seeds", 2, "--band", "20%", "--json").stdout) == facts
+    )
+
+
+def test_text_and_figure(tmp_path):
+    path = write(tmp_path / "t.json", pit_rows(40))
+    figure = tmp_path / "f.svg"
+    done = run(path, "--figure", figure, "--limit", 30)
+    assert "vitbench pit): 30 architectures" in done.output
+    for word in ("params", "macs", "depth", "predictor", "tau, within 5 %"):
+        assert word in done.output
+    words = "".join(ET.parse(figure).getroot().itertext())
+    assert "predictor" in words and "macs" in words and "within 5 % of size" in words
+
+
+def test_the_figure_holds_its_numbers(tmp_path):
+    found = rank(table_of("t", vit_rows(60)), ["predictor"], bootstrap=20)
+    drawn = ranking_figure(found)
+    row = dict(zip(drawn.columns, drawn.rows[-1]))
+    assert row["score"] == "predictor" and row["band_tau"] == entry(found, "predictor").agreement.band_tau.value
+    with pytest.raises(TailorError, match=r"\.svg"):
+        write_ranking(found, tmp_path / "f.png")
