@@ -23,6 +23,7 @@ from datetime import date
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 AFTER = ("final", "baseline", "analysis")  # stages that are no search
 SUPERNET = [
     *("seek.evaluator=supernet", "train.epochs=40", "final.train.epochs=80", "final.how=retrain"),
@@ -51,14 +52,17 @@ def one(case: str, seed: int, options: argparse.Namespace, place: Path) -> dict:
     folder = place / f"{case.replace(', ', '-')}-{seed}"
     command = [sys.executable, "-m", "tailorvit", "run", recipe, "--plain", "--seed", str(seed), "--out", str(folder)]
     command += [part for s in sets for part in ("--set", s)] + ["--tiny"] * options.quick
+    head = {"case": case, "seed": seed, "recipe": recipe, "set": sets}
     start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    seconds, head = time.monotonic() - start, {"case": case, "seed": seed, "recipe": recipe, "set": sets}
-    if done.returncode:
+    ended = (folder / "result.json").is_file()  # of an earlier series with the same --keep
+    done = None if ended else subprocess.run(command, capture_output=True, text=True, env=ALONE)
+    seconds = time.monotonic() - start
+    if done is not None and done.returncode:
         print(f"{folder.name} failed: {done.stdout[-300:]}{done.stderr[-600:]}", flush=True)
         return {**head, "failed": (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}
     facts = json.loads((folder / "result.json").read_text())
     stages = facts["seconds"]
+    seconds = sum(stages.values()) if ended else seconds
     search = sum(s for stage, s in stages.items() if stage.partition("-")[0] not in AFTER)
     rival, proxy = facts["baseline"] or {}, facts.get("proxy") or {}
     print(f"{folder.name}: {facts['test_accuracy']:.2f} %, search {search:.1f} s, in all {seconds:.0f} s", flush=True)

@@ -71,6 +71,19 @@ def cost(
     return answer
 
 
+def read_space(name: str) -> Space:
+    """A named space, or one in a TOML file (a recipe's too)."""
+    if not name.endswith(".toml"):
+        return named_space(name)
+    try:
+        data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise TailorError(f"Cannot read the space file '{name}': {error}.") from None
+    space = Space.from_dict(data.get("space", data))
+    family(space.family)
+    return space
+
+
 def space_info(
     name: str,
     *,
@@ -80,16 +93,7 @@ def space_info(
     samples: int = 2000,
 ) -> dict[str, Any]:
     """Dimensions, number of architectures, smallest, typical and largest cost, and the share within the limits."""
-    if name.endswith(".toml"):
-        try:
-            data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise TailorError(f"Cannot read the space file '{name}': {error}.") from None
-        space = Space.from_dict(data.get("space", data))
-        family(space.family)
-        space = with_fixed(space, classes=classes, image_size=image_size)
-    else:
-        space = named_space(name, classes=classes, image_size=image_size)
+    space = with_fixed(read_space(name), classes=classes, image_size=image_size)
     meter = Meter.for_space(space, Limits.of(**(limits or {})))
     rng = generator(0, "typical")
     drawn = [space.sample(rng) for _ in range(samples)]

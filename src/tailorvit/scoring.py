@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +14,7 @@ from tailorvit.data import open_data
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families import FAMILIES, family, with_fixed
 from tailorvit.families.base import around
-from tailorvit.lookup import read_arch
+from tailorvit.lookup import read_arch, read_space
 from tailorvit.proxies import ProxySettings, Scored, proxy
 from tailorvit.proxies.score import Scorer, rescored
 from tailorvit.proxies.workers import Workers
@@ -30,16 +28,8 @@ CHUNK = 20  # architectures between two words to whoever waits
 def _subject(name: str) -> tuple[Space, Arch | None]:
     """A space by name or TOML file, or the smallest space around an architecture."""
     spaces = {n: s for f in FAMILIES.values() for n, s in f.spaces.items()}
-    if name in spaces:
-        return spaces[name], None
-    if name.endswith(".toml"):
-        try:
-            data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise TailorError(f"Cannot read the space file '{name}': {error}.") from None
-        space = Space.from_dict(data.get("space", data))
-        family(space.family)
-        return space, None
+    if name in spaces or name.endswith(".toml"):
+        return read_space(name), None
     archs = {n for f in FAMILIES.values() for n in f.archs}
     if name not in archs and not name.endswith(".json"):
         raise unknown("architecture or space", name, {*archs, *spaces})

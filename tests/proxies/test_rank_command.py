@@ -174,3 +174,11 @@ def test_the_figure_holds_its_numbers(tmp_path):
     assert row["score"] == "predictor" and row["band_tau"] == entry(found, "predictor").agreement.band_tau.value
     with pytest.raises(TailorError, match=r"\.svg"):
         write_ranking(found, tmp_path / "f.png")
+
+
+def test_a_table_the_predictor_was_fitted_on_is_no_test_of_it():
+    fitted, other = (
+        rank(table_of(n, pit_rows(12)), ["predictor"], bootstrap=10) for n in ("vitbench_pit_tiny.json", "t")
+    )
+    assert any("fitted on 'vitbench_pit_tiny.json', so its figures here are no test" in n for n in fitted.notes)
+    assert not any("no test of it" in n for n in other.notes)

@@ -21,9 +21,9 @@ from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
 from tailorvit.families.base import Family, Layer
+from tailorvit.families.by_block import GENES
 from tailorvit.families.ladder_named import (
     ARCHS,
-    GENES,
     SPACES,
     TINY,
     auto_space,

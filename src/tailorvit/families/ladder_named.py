@@ -7,39 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tailorvit.arch import Arch, Value, number
+from tailorvit.arch import Arch, Value
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Named
+from tailorvit.families.by_block import block_arch, block_dims
 from tailorvit.families.vit_sizes import head_dim_for
 from tailorvit.plain.ladder import LadderFrame
 from tailorvit.space import Dim, Space
 
-GENES = ("depth", "embed", "heads", "mlp")
 TINY = {"depth": 2, "embed": 32, "heads": 2, "mlp": 2}  # as wide as the tiny trunk, so that design evl takes it too
 
 
 def ladder_arch(embed: Any = None, heads: Any = None, mlp: Any = None, depth: Any = None, **unknown: Any) -> Arch:
-    """An architecture written by hand: one number for all blocks, or one per block."""
-    for key in unknown:
-        raise TailorError(f"A ladder architecture has no gene '{key}'; it has {', '.join(GENES)}.")
-    for name, value in (("embed", embed), ("heads", heads), ("mlp", mlp)):
-        if value is None:
-            raise TailorError(f"A ladder architecture needs '{name}'; it has {', '.join(GENES)}.")
-    lists = [v for v in (heads, mlp) if isinstance(v, list | tuple)]
-    if depth is None and not lists:
-        raise TailorError("A ladder architecture needs 'depth' when heads and mlp are single numbers.")
-    blocks = number(depth) if depth is not None else len(lists[0])
-    if not isinstance(blocks, int) or blocks < 1:
-        raise TailorError(f"A ladder needs a depth of at least one whole block, not {blocks}.")
-    genes = {n: list(v) if isinstance(v, list | tuple) else [v] * blocks for n, v in (("heads", heads), ("mlp", mlp))}
-    for name, values in genes.items():
-        if len(values) != blocks:
-            raise TailorError(f"A ladder of depth {blocks} needs {blocks} values of '{name}', not {len(values)}.")
-    arch = Arch("ladder", depth=blocks, embed=embed, **genes)
-    whole = (arch["embed"], *arch.many("heads"))
-    if any(not isinstance(v, int) or v < 1 for v in whole) or min(arch.many("mlp")) <= 0:
-        raise TailorError("A ladder needs whole positive embed and heads, and positive MLP ratios.")
-    return arch
+    """A ladder written by hand: one number for all blocks, or one per block."""
+    return block_arch("ladder", embed, heads, mlp, depth, **unknown)
 
 
 def fit(space: Space) -> Space:
@@ -59,14 +40,7 @@ def fit(space: Space) -> Space:
 def _space(
     depth: Sequence[Value], mlp: Sequence[Value], heads: Sequence[Value], embed: Sequence[Value], **fixed: Any
 ) -> Space:
-    """Dimensions in S4's order: depth, ratio, heads, embed; each sequence is (low, high, step)."""
-    dims = (
-        Dim.span("depth", *depth, minimum=1),
-        Dim.span("mlp", *mlp, scope="block", minimum=0.5),
-        Dim.span("heads", *heads, scope="block", minimum=1),
-        Dim.span("embed", *embed, minimum=embed[2]),
-    )
-    return fit(Space("ladder", dims, tuple(fixed.items())))
+    return fit(Space("ladder", block_dims(depth, mlp, heads, embed), tuple(fixed.items())))
 
 
 # CLIP's ViT-B/16 at 224 px. The paper does not name its trunk.

@@ -20,6 +20,7 @@ from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
 from tailorvit.families.base import Family, Layer
+from tailorvit.families.by_block import GENES
 from tailorvit.families.vit_named import ARCHS, SPACES, auto_space, baseline, vit_arch
 from tailorvit.families.vit_readings import READINGS
 from tailorvit.families.vit_sizes import TINY, settle, shrink
@@ -331,7 +332,7 @@ VIT = Family(
     name="vit",
     summary="ViT with elastic depth, width, heads and MLP ratio; 2-D relative position on keys and values",
     paper="AutoFormer (ICCV 2021), S4, TF-TAS (CVPR 2022)",
-    genes=("depth", "embed", "heads", "mlp"),
+    genes=GENES,
     frame=frame_of,
     arch=lambda data: vit_arch(**{k: v for k, v in data.items() if k != "family"}),
     segments=segments,

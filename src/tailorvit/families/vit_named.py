@@ -6,47 +6,21 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tailorvit.arch import Arch, Value, number
-from tailorvit.errors import TailorError
+from tailorvit.arch import Arch, Value
 from tailorvit.families.base import Named
-from tailorvit.space import Dim, Space
+from tailorvit.families.by_block import block_arch, block_dims
+from tailorvit.space import Space
 
 
 def vit_arch(embed: Any = None, heads: Any = None, mlp: Any = None, depth: Any = None, **unknown: Any) -> Arch:
-    """An architecture written by hand: one number for all blocks, or one per block."""
-    for key in unknown:
-        raise TailorError(f"A vit architecture has no gene '{key}'; it has depth, embed, heads and mlp.")
-    for name, value in (("embed", embed), ("heads", heads), ("mlp", mlp)):
-        if value is None:
-            raise TailorError(f"A vit architecture needs '{name}'; it has depth, embed, heads and mlp.")
-    lists = [v for v in (heads, mlp) if isinstance(v, list | tuple)]
-    if depth is None and not lists:
-        raise TailorError("A vit architecture needs 'depth' when heads and mlp are single numbers.")
-    blocks = number(depth) if depth is not None else len(lists[0])
-    if not isinstance(blocks, int) or blocks < 1:
-        raise TailorError(f"A vit needs a depth of at least one whole block, not {depth if lists == [] else blocks}.")
-    genes = {n: list(v) if isinstance(v, list | tuple) else [v] * blocks for n, v in (("heads", heads), ("mlp", mlp))}
-    for name, values in genes.items():
-        if len(values) != blocks:
-            raise TailorError(f"A vit of depth {blocks} needs {blocks} values of '{name}', not {len(values)}.")
-    arch = Arch("vit", depth=blocks, embed=embed, **genes)
-    whole = (arch["embed"], *arch.many("heads"))
-    if any(not isinstance(v, int) or v < 1 for v in whole) or min(arch.many("mlp")) <= 0:
-        raise TailorError("A vit needs whole positive embed and heads, and positive MLP ratios.")
-    return arch
+    """A ViT written by hand: one number for all blocks, or one per block."""
+    return block_arch("vit", embed, heads, mlp, depth, **unknown)
 
 
 def _space(
     depth: Sequence[Value], mlp: Sequence[Value], heads: Sequence[Value], embed: Sequence[Value], **fixed: Any
 ) -> Space:
-    """Dimensions in S4's order: depth, ratio, heads, embed; each sequence is (low, high, step)."""
-    dims = (
-        Dim.span("depth", *depth, minimum=1),
-        Dim.span("mlp", *mlp, scope="block", minimum=0.5),
-        Dim.span("heads", *heads, scope="block", minimum=1),
-        Dim.span("embed", *embed, minimum=embed[2]),
-    )
-    return Space("vit", dims, tuple(fixed.items()))
+    return Space("vit", block_dims(depth, mlp, heads, embed), tuple(fixed.items()))
 
 
 _PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "head_dim": 64, "reach": 14, "eps": 1e-5}

@@ -189,6 +189,9 @@ def rank(
             model = predictor or default()
             mean, _ = model.predict([r.arch for r in table.rows], [r.fixed for r in table.rows])
             found[PREDICTOR] = mean.tolist()
+            if dict(model.facts.get("tables", {})).get(table.name) is not None:
+                told = f"The predictor was fitted on '{table.name}', so its figures here are no test of it."
+                notes |= {told: None}
         for name in names:
             if name.startswith(SUM):
                 found[name] = rank_sum({n: found[n] for n in name.removeprefix(SUM).split("+")})
