@@ -156,3 +156,29 @@ def test_the_shipped_predictor_filters_a_search(tmp_path):
     tau = result["prefilter"]["tau"]
     assert tau is None or -1 <= tau <= 1
     assert result["prefilter"]["asked"] > result["prefilter"]["evaluated"] > 0
+
+
+def test_a_filter_fitted_on_the_first_population(tmp_path, world):
+    world(1)
+    sets = [*QUICK, *QUIET[:-1], *WIDE, "search.prefilter=fitted", "space=vit-8px", "limits.max_params=150k"]
+    result = tailorvit.run(
+        "autoformer-digits", out=tmp_path / "run", small=True, sets=sets, progress="quiet", command="test"
+    )
+    told = result["prefilter"]
+    assert told["name"] == "fitted" and told["fit"]["rows"] == 12
+    assert told["helps"] and told["tau_first"] > 0.6, "accuracies follow the size, which it can see"
+    with Run.open(tmp_path / "run", lock=False) as run:
+        filtered, searched = run.trials("prefilter"), run.trials("search")
+    assert {t["arch"] for t in searched} <= {t["arch"] for t in filtered} and len(filtered) > len(searched) == 48
+    assert all(t["accuracy"] is None and t["parts"]["fitted"]["error"] > 0 for t in filtered)
+    first = {t["arch"]: t["accuracy"] for t in searched if t["generation"] == 0}
+    children = [t["accuracy"] for t in searched if t["source"] in ("cross", "mutate")]
+    assert sum(children) / len(children) > sum(first.values()) / len(first)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "A pre-filter (fitted) looked at" in page and "each answer from a fit without it" in page
+
+
+def test_a_fitted_filter_needs_enough_to_learn_from():
+    few = {"population": 6, "parents": 3, "crossover": 2, "mutation": 2, "prefilter": "fitted"}
+    with pytest.raises(TailorError, match="needs at least 8 members, not 6"):
+        configure({"search": few})

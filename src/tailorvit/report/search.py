@@ -62,6 +62,7 @@ def _filtered(facts: Facts) -> str:
     if not told:
         return ""
     tau, first = real(told.get("tau")), real(told.get("tau_first"))
+    fitted = bool(table(told.get("fit")))  # it learnt from the first population
     asked, evaluated = whole(told.get("asked")) or 0, whole(told.get("evaluated")) or 0
     words = [
         f"A pre-filter ({clean(told.get('name'), 40)}) looked at {asked:,} architectures, of which {evaluated:,} were"
@@ -70,10 +71,12 @@ def _filtered(facts: Facts) -> str:
     if first is not None:
         knew = "it helped" if told.get("helps") is True else "that is no more than chance gives, so it hardly helped"
         words.append(
-            f"Kendall's tau-b between its answers and the accuracies was {first:+.2f} in the first population, which"
-            f" it did not choose: {knew}."
+            f"Kendall's tau-b between its answers and the accuracies was {first:+.2f} in the first population, "
+            + ("each answer from a fit without it" if fitted else "which it did not choose")
+            + f": {knew}."
         )
-    words += [f"Over all that was evaluated it was {tau:+.2f}."] if tau is not None else []
+    rest = "what it chose" if fitted else "all that was evaluated"
+    words += [f"Over {rest} it was {tau:+.2f}."] if tau is not None else []
     return f"<p>{cell(' '.join(words))}</p>"
 
 

@@ -18,6 +18,9 @@ from tailorvit.search.draw import Legal, draw, first_draw
 from tailorvit.search.memory import Memory
 from tailorvit.space import Space
 
+FITTED = "fitted"  # a pre-filter that learns from the first population of its own search
+FEWEST = 8  # accuracies a predictor is fitted on
+
 
 @dataclass(frozen=True)
 class EvolutionSettings:
@@ -33,7 +36,7 @@ class EvolutionSettings:
     p_block: float = 0.4
     per_gene: bool = False  # cross and redraw a block's values one by one instead of together
     elitist: bool = True  # parents from all generations; otherwise from the last one only
-    prefilter: str = ""  # a proxy that looks at children before they are evaluated; none where empty
+    prefilter: str = ""  # a proxy, or "fitted", that looks at children before they are evaluated; none where empty
     ask: int = 4  # with a pre-filter: children bred for each one that is evaluated
 
     def __post_init__(self) -> None:
@@ -55,9 +58,14 @@ class EvolutionSettings:
     def _check_filter(self) -> None:
         from tailorvit.proxies import PROXIES
 
-        if self.prefilter not in PROXIES:
-            raise unknown("search.prefilter", self.prefilter, PROXIES)
-        if PROXIES[self.prefilter].together is not None:
+        if self.prefilter not in (*PROXIES, FITTED):
+            raise unknown("search.prefilter", self.prefilter, (*PROXIES, FITTED))
+        if self.prefilter == FITTED and self.population < FEWEST:
+            raise TailorError(
+                f"search.prefilter '{FITTED}' learns from the first population, which needs at least {FEWEST} members, "
+                f"not {self.population}."
+            )
+        if self.prefilter != FITTED and PROXIES[self.prefilter].together is not None:
             raise TailorError(
                 f"search.prefilter '{self.prefilter}' ranks candidates within one set, so its answers of different "
                 "generations cannot be compared; name a score that stands by itself, such as predictor."
