@@ -7,19 +7,11 @@ python benchmarks/families.py --data fashion-mnist  Fashion-MNIST, where Debian'
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from pathlib import Path
 
-HERE = Path(__file__).parent
+import series
+
 STEADY = ["s3.warm_start=true", "s3.max_shift=1", "s3.updates=2", "s3.samples=40"]
 # (family, method) to (recipe, keys on top of it). The ladder's trunk on digits is a random one: a control, no result.
 DIGITS: dict[tuple[str, str], tuple[str, list[str]]] = {
@@ -52,25 +44,18 @@ FASHION: dict[tuple[str, str], tuple[str, list[str]]] = {
 CASES = {"digits": DIGITS, "fashion-mnist": FASHION}
 
 
-def one(case: tuple[str, str], seed: int, options: argparse.Namespace, place: Path) -> dict:
-    """One run in its own process with one thread."""
-    recipe, sets = CASES[options.data][case]
-    folder = place / "-".join((*case, str(seed)))
-    command = [sys.executable, "-m", "tailorvit", "run", recipe, "--plain", "--seed", str(seed), "--out", str(folder)]
-    command += [part for s in (*sets, *options.sets) for part in ("--set", s)] + ["--tiny"] * options.quick
-    start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    seconds = time.monotonic() - start
-    head = {"family": case[0], "method": case[1], "seed": seed, "recipe": recipe, "set": [*sets, *options.sets]}
-    if done.returncode:
-        print(f"{folder.name} failed: {done.stdout[-300:]}{done.stderr[-600:]}", flush=True)
-        return {**head, "failed": (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}
-    facts = json.loads((folder / "result.json").read_text())
-    if not (folder / "report.html").is_file():
-        return {**head, "failed": "no report"}
+def one(case: tuple[str, str], seed: int, place: Path, asked: argparse.Namespace) -> dict:
+    """The figures of one run."""
+    recipe, sets = CASES[asked.data][case]
+    sets, folder = [*sets, *asked.sets], place / "-".join((*case, str(seed)))
+    head = {"family": case[0], "method": case[1], "seed": seed, "recipe": recipe, "set": sets}
+    found = series.one(recipe, seed, sets, folder, asked.quick)
+    if isinstance(found, str):
+        return {**head, "failed": found}
+    facts, seconds = found
     print(f"{folder.name}: {facts['test_accuracy']:.2f} % in {seconds:.0f} s", flush=True)
     rival = facts["baseline"] or {}
-    row = {
+    return {
         **head,
         "params": facts["params"],
         "macs": facts["macs"],
@@ -83,8 +68,6 @@ def one(case: tuple[str, str], seed: int, options: argparse.Namespace, place: Pa
         "stages": facts["seconds"],
         **{k: facts[k] for k in ("latency", "predictor") if k in facts},
     }
-    (place / f"{folder.name}.json").write_text(json.dumps(row))  # so that a long series can be stopped
-    return row
 
 
 def mean(rows: list[dict], key: str, form: str) -> str:
@@ -128,35 +111,14 @@ def table(rows: list[dict]) -> str:
 
 def main() -> None:
     """Run everything, write the JSON, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = series.options(__doc__, [0])
     parser.add_argument("--data", choices=CASES, default="digits")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", default=[], help="cases such as pit-s4; all unless named")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
-    parser.add_argument("--set", dest="sets", action="append", default=[], help="passed on to every run")
-    parser.add_argument("--quick", action="store_true", help="tiny forms, to try this script; writes no results")
-    parser.add_argument("--keep", type=Path, help="keep the run folders here")
-    parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/DATA-families-DATE)")
-    options = parser.parse_args()
-    cases = [c for c in CASES[options.data] if not options.only or "-".join(c) in options.only]
-    jobs = [(case, seed) for seed in options.seeds for case in cases]
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        place = options.keep or Path(scratch)
-        place.mkdir(parents=True, exist_ok=True)
-        rows = list(pool.map(lambda job: one(*job, options, place), jobs))
-    facts = {
-        "date": date.today().isoformat(),
-        "data": options.data,
-        "machine": {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()},
-        "jobs": options.jobs,
-        "rows": rows,
-    }
-    print(table(rows))
-    if options.out or not options.quick:
-        out = options.out or HERE / "results" / f"{options.data}-families-{facts['date']}.json"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts, indent=1) + "\n")
-        print(f"wrote {out}")
+    asked = parser.parse_args()
+    cases = [c for c in CASES[asked.data] if not asked.only or "-".join(c) in asked.only]
+    series.series(
+        asked, f"{asked.data}-families", cases, lambda case, seed, place: one(case, seed, place, asked), table
+    )
 
 
 if __name__ == "__main__":

@@ -10,20 +10,11 @@ recipe, so that only the choice of the architecture differs.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
+import series
+
 AFTER = ("final", "baseline", "analysis")  # stages that are no search
 SUPERNET = [
     *("seek.evaluator=supernet", "train.epochs=40", "final.train.epochs=80", "final.how=retrain"),
@@ -43,26 +34,19 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }
 
 
-def one(case: str, seed: int, options: argparse.Namespace, place: Path) -> dict:
-    """One run in its own process with one thread."""
+def one(case: str, seed: int, place: Path, asked: argparse.Namespace) -> dict:
+    """The figures of one run."""
     recipe, sets = CASES[case]
-    sets = ["baseline=false", *sets, *options.sets]
-    if options.quick:
+    sets = ["baseline=false", *sets, *asked.sets]
+    if asked.quick:
         sets += ["train.epochs=1", "final.train.epochs=1"]
     folder = place / f"{case.replace(', ', '-')}-{seed}"
-    command = [sys.executable, "-m", "tailorvit", "run", recipe, "--plain", "--seed", str(seed), "--out", str(folder)]
-    command += [part for s in sets for part in ("--set", s)] + ["--tiny"] * options.quick
     head = {"case": case, "seed": seed, "recipe": recipe, "set": sets}
-    start = time.monotonic()
-    ended = (folder / "result.json").is_file()  # of an earlier series with the same --keep
-    done = None if ended else subprocess.run(command, capture_output=True, text=True, env=ALONE)
-    seconds = time.monotonic() - start
-    if done is not None and done.returncode:
-        print(f"{folder.name} failed: {done.stdout[-300:]}{done.stderr[-600:]}", flush=True)
-        return {**head, "failed": (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}
-    facts = json.loads((folder / "result.json").read_text())
+    found = series.one(recipe, seed, sets, folder, asked.quick)
+    if isinstance(found, str):
+        return {**head, "failed": found}
+    facts, seconds = found
     stages = facts["seconds"]
-    seconds = sum(stages.values()) if ended else seconds
     search = sum(s for stage, s in stages.items() if stage.partition("-")[0] not in AFTER)
     rival, proxy = facts["baseline"] or {}, facts.get("proxy") or {}
     print(f"{folder.name}: {facts['test_accuracy']:.2f} %, search {search:.1f} s, in all {seconds:.0f} s", flush=True)
@@ -117,33 +101,11 @@ def table(rows: list[dict]) -> str:
 
 def main() -> None:
     """Run everything, write the JSON, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = series.options(__doc__, range(5))
     parser.add_argument("--only", nargs="+", default=[], choices=CASES, help="cases by name; all unless named")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
-    parser.add_argument("--set", dest="sets", action="append", default=[], help="passed on to every run")
-    parser.add_argument("--quick", action="store_true", help="tiny forms of one seed; writes no results")
-    parser.add_argument("--keep", type=Path, help="keep the run folders here")
-    parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/trainingfree-DATE)")
-    options = parser.parse_args()
-    seeds = options.seeds[:1] if options.quick else options.seeds
-    jobs = [(case, seed) for seed in seeds for case in options.only or CASES]
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        place = options.keep or Path(scratch)
-        place.mkdir(parents=True, exist_ok=True)
-        rows = list(pool.map(lambda job: one(*job, options, place), jobs))
-    facts = {
-        "date": date.today().isoformat(),
-        "machine": {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()},
-        "jobs": options.jobs,
-        "rows": rows,
-    }
-    print(table(rows))
-    if options.out or not options.quick:
-        out = options.out or HERE / "results" / f"trainingfree-{facts['date']}.json"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts, indent=1) + "\n")
-        print(f"wrote {out}")
+    asked = parser.parse_args()
+    cases = asked.only or list(CASES)
+    series.series(asked, "trainingfree", cases, lambda case, seed, place: one(case, seed, place, asked), table)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from timm_tools import random_timm
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
@@ -97,15 +98,7 @@ def test_padding_is_counted(fixed):
 @pytest.mark.parametrize("size", ["tiny", "small"])
 @torch.no_grad()
 def test_timm_weights_load_and_agree(size, monkeypatch):
-    import timm
-
-    monkeypatch.setattr(
-        torch.nn.init, "trunc_normal_", torch.nn.init.normal_
-    )  # ten times quicker; weights are replaced
-    torch.manual_seed(0)
-    theirs = timm.create_model(f"swin_{size}_patch4_window7_224", weight_init="skip").eval()
-    for p in theirs.parameters():
-        p.add_(0.02 * torch.randn_like(p))
+    theirs = random_timm(f"swin_{size}_patch4_window7_224", monkeypatch)
     named = ARCHS[f"swin-{size[0]}"]
     ours = SWIN.build(frame_of(named.fixed), named.arch).eval()
     ours.load_state_dict(theirs.state_dict())

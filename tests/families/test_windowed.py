@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from timm_tools import random_timm
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
@@ -207,15 +208,7 @@ def test_windows_that_divide_a_map(side, windows):
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
 @torch.no_grad()
 def test_timm_weights_load_and_agree(size, monkeypatch):
-    import timm
-
-    monkeypatch.setattr(
-        torch.nn.init, "trunc_normal_", torch.nn.init.normal_
-    )  # ten times quicker; weights are replaced
-    torch.manual_seed(0)
-    theirs = timm.create_model(f"swin_s3_{size}_224", weight_init="skip").eval()
-    for p in theirs.parameters():
-        p.add_(0.02 * torch.randn_like(p))
+    theirs = random_timm(f"swin_s3_{size}_224", monkeypatch)
     named = ARCHS[f"s3-{size[0]}"]
     ours = WINDOWED.build(frame_of(named.fixed), named.arch).eval()
     ours.load_state_dict(theirs.state_dict())

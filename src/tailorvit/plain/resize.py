@@ -196,7 +196,7 @@ _KINDS: Mapping[type[PlainNetwork], _Kind] = {
 def _kind(model: PlainNetwork) -> _Kind:
     if type(model) not in _KINDS:
         raise TailorError(
-            f"A {type(model).__name__} cannot be resized or fine-tuned: "
+            f"A {type(model).__name__.removeprefix('Plain').lower()} cannot be resized or fine-tuned: "
             "its features are tied to the trunk's image size; run it again."
         )
     return _KINDS[type(model)]
