@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Kendall's tau-b: agreement of two rankings, ties taken into account; None where one side is all ties."""
+    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     balance = left = right = 0
-    for i in range(len(a)):
-        for j in range(i):
-            one, two = _sign(a[i] - a[j]), _sign(b[i] - b[j])
-            balance += one * two
-            left += one * one
-            right += two * two
+    for i in range(1, len(x)):  # a row at a time: thousands of networks are millions of pairs
+        one, two = ((v[i] > v[:i]).astype(np.int64) - (v[i] < v[:i]) for v in (x, y))
+        balance += int(one @ two)
+        left += int(one @ one)
+        right += int(two @ two)
     return balance / math.sqrt(left * right) if left and right else None
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:

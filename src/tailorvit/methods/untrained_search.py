@@ -16,12 +16,12 @@ from tailorvit.methods.finish import finish
 from tailorvit.methods.session import Session
 from tailorvit.methods.untrained import Untrained, Values, facts, problems, require_some, settled
 from tailorvit.proxies import Scored
-from tailorvit.proxies.agreement import taus
 from tailorvit.proxies.settings import UntrainedSettings
 from tailorvit.rng import derive, generator
 from tailorvit.search import Candidate, Trial, searcher
 from tailorvit.search.draw import Legal, draw, first_draw
 from tailorvit.space import Space
+from tailorvit.stats import kendall
 
 STAGE = "score"
 GROUP = 50  # members drawn at a time
@@ -173,13 +173,11 @@ def _control(session: Session, rows: Sequence[Scored], values: Values, stage: st
     there = [
         (v, float(session.meter.counter.params(r.arch))) for r, v in zip(rows, values, strict=True) if v is not None
     ]
-    score, params = (np.array(column) for column in zip(*there, strict=True))
-    tau = float(taus(score, params, params, None, np.ones((1, len(score))))[0])
     seconds = session.run.seconds().get(stage, 0.0)
     return {
         "scored": len(rows),
         "without_score": len(rows) - len(there),
-        "tau_params": tau if np.isfinite(tau) else None,
+        "tau_params": kendall([v for v, _ in there], [p for _, p in there]),
         "seconds": seconds,
         "per_second": len(rows) / seconds if seconds > 0 else None,
     }
