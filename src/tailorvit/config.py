@@ -48,6 +48,7 @@ class DataSettings:
     test_share: float = 0.2
     limit: int | None = None  # at most this many images per split, class-balanced
     cache: int = 1 << 30  # bytes of decoded images kept in memory
+    on_device: Literal["auto", "always", "never"] = "auto"  # keep images on the training device, augment them there
 
     def __post_init__(self) -> None:
         if not (

@@ -307,9 +307,29 @@ def test_shortened():
     assert shortened(s, 0.0).epochs == 1
 
 
-def test_compile_is_asked_for_once(monkeypatch):
+def test_a_plain_network_is_compiled_whole(monkeypatch):
     calls = []
     monkeypatch.setattr(loop_module.torch, "compile", lambda m: calls.append(m) or m)
-    model = supernet()
-    train(model, Toys(), SinglePath(SPACE), settings(epochs=1, masked=True, compile=True), 0)
+    model = plain()
+    train(model, Toys(), Fixed(), settings(epochs=1, compile=True), 0)
     assert calls == [model]
+
+
+def test_blocks_of_a_supernet_share_one_compiled_function(monkeypatch):
+    made, used = [], []
+
+    def stand_in(function, **how):
+        made.append(how)
+        return lambda *args: used.append(args[0].shape[-1]) or function(*args)
+
+    monkeypatch.setattr(loop_module.torch, "compile", stand_in)
+    ends = []
+    for compile in (False, True):
+        model = supernet()
+        train(model, Toys(), SinglePath(SPACE), settings(epochs=1, compile=compile), 0)
+        ends.append(dict(model.named_parameters()))
+    assert made == [{"dynamic": False, "fullgraph": True}]
+    choices = next(d.choices for d in SPACE.dims if d.key == "embed")
+    assert used and set(used) <= set(choices)  # sliced: called with the widths of the architectures
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(ends[1][name], tensor, rtol=1e-4, atol=1e-5)

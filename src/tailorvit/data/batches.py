@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -61,8 +61,8 @@ def _as_is(item: T) -> T:
     return item
 
 
-class Batches:
-    """Batches by step: ``at(step)`` depends on seed and step alone."""
+class ByStep:
+    """The order in which images come: which ones a step takes depends on seed and step alone."""
 
     def __init__(self, reading: Reading, batch: int, seed: int, augment: Augment) -> None:
         if batch < 1:
@@ -72,8 +72,6 @@ class Batches:
         self.seed = seed
         self.augment = augment
         self.steps_per_epoch = len(reading.labels) // self.batch
-        self._pixels = PixelStage(augment, reading.size, reading.mean)
-        self._final = BatchStage(augment, reading.classes)
         self._order: tuple[int, Ints] = (-1, np.empty(0, np.int64))
 
     def _positions(self, step: int) -> Ints:
@@ -83,6 +81,38 @@ class Batches:
             order = generator(self.seed, "epoch", epoch).permutation(len(self.reading.labels)).astype(np.int64)
             self._order = (epoch, order)
         return order[k * self.batch : (k + 1) * self.batch]
+
+    def at(self, step: int) -> Batch:
+        """The batch of one step."""
+        raise NotImplementedError
+
+    def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
+        """The batches ``at(start)`` to ``at(stop - 1)``, prepared ahead."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _threaded(work: Callable[[int], T], start: int, stop: int) -> Generator[T]:
+        with ThreadPoolExecutor(1, thread_name_prefix="tailorvit-ahead") as thread:
+            coming: deque[Future[T]] = deque()
+            try:
+                for step in range(start, stop):
+                    coming.append(thread.submit(work, step))
+                    if len(coming) > AHEAD:
+                        yield coming.popleft().result()
+                while coming:
+                    yield coming.popleft().result()
+            finally:
+                for future in coming:
+                    future.cancel()
+
+
+class Batches(ByStep):
+    """Batches made by the host: ``at(step)`` depends on seed and step alone."""
+
+    def __init__(self, reading: Reading, batch: int, seed: int, augment: Augment) -> None:
+        super().__init__(reading, batch, seed, augment)
+        self._pixels = PixelStage(augment, reading.size, reading.mean)
+        self._final = BatchStage(augment, reading.classes)
 
     def raw(self, step: int) -> Tensor:
         """The slow part: images read and augmented, still uint8."""
@@ -121,21 +151,6 @@ class Batches:
     def _spare(steps: int) -> int:
         """Worker processes worth starting; only where they fork, so that the images are not copied to each."""
         return min(8, usable_cores() - 1) if sys.platform == "linux" and steps > 4 else 0
-
-    @staticmethod
-    def _threaded(work: Callable[[int], T], start: int, stop: int) -> Iterator[T]:
-        with ThreadPoolExecutor(1, thread_name_prefix="tailorvit-ahead") as thread:
-            coming: deque[Future[T]] = deque()
-            try:
-                for step in range(start, stop):
-                    coming.append(thread.submit(work, step))
-                    if len(coming) > AHEAD:
-                        yield coming.popleft().result()
-                while coming:
-                    yield coming.popleft().result()
-            finally:
-                for future in coming:
-                    future.cancel()
 
     def _forked(self, start: int, stop: int, workers: int) -> Iterator[Tensor]:
         loader: Any = DataLoader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.data.augment import Augment, augment_preset
-from tailorvit.data.batches import Batches, Reading
-from tailorvit.data.images import Size, centre_crop, checked_size, normalise
+from tailorvit.data.batches import Batches, ByStep, Reading
+from tailorvit.data.device import DeviceBatches, placed
+from tailorvit.data.images import Size, centre_crop, checked_size, normalise, scale_bias
 from tailorvit.data.pools import Pool
 from tailorvit.data.sources import find
 from tailorvit.data.splits import SPLITS, Ints, balanced, make_splits, record, restore
+from tailorvit.data.stream import StreamBatches
 from tailorvit.errors import TailorError, unknown
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ class Data:
         self._pool = pool
         self._recorded = {s: splits[s] for s in SPLITS}
         self._splits = dict(self._recorded)
+        self._kept: dict[tuple[str, str], Tensor] = {}  # splits on devices, by name and device
         for split in ("train", "search"):
             self._load(split)
         self.mean, self.std = self._statistics()
@@ -165,8 +169,18 @@ class Data:
         images = len(self._splits["train"])
         return augment_preset(name, self.image_size, self.source, channels=self.channels, images=images)
 
-    def train_batches(self, batch: int, seed: int, augment: Augment) -> Batches:
-        """Training batches by step."""
+    def split_bytes(self, split: str) -> int:
+        """What a split takes as uint8, margins included."""
+        return len(self._splits[split]) * math.prod(self._pool.stored)
+
+    def place(self, split: str, device: str, on_device: str) -> str:
+        """Where batches of a split are made: "host", "kept" on the device, or "streamed" to it."""
+        return placed(on_device, device, self.split_bytes(split))
+
+    def train_batches(
+        self, batch: int, seed: int, augment: Augment, device: str = "cpu", on_device: str = "never"
+    ) -> ByStep:
+        """Training batches by step, made by the host or on the device (``data.on_device``)."""
         ids = self._splits["train"]
         reading = Reading(
             read=lambda at: self._pool.read(ids[at], ids),
@@ -177,14 +191,43 @@ class Data:
             std=self.std,
             failed=self._pool.failed,
         )
+        where = self.place("train", device, on_device)
+        if where == "kept":
+            return DeviceBatches(reading, batch, seed, augment, self.kept("train", device))
+        if where == "streamed":
+            return StreamBatches(reading, batch, seed, augment, self._pool.stored, torch.device(device))
         return Batches(reading, batch, seed, augment)
 
-    def eval_batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """A whole split in order, centre crop, no augmentation; the last batch may be smaller."""
+    def kept(self, split: str, device: str) -> Tensor:
+        """A split as uint8 on a device, read once."""
+        ids, key = self._ids(split), (split, device)
+        if key not in self._kept:
+            whole = torch.empty((len(ids), *self._pool.stored), dtype=torch.uint8, device=device)
+            for at in range(0, len(ids), 1024):
+                whole[at : at + 1024] = self._pool.read(ids[at : at + 1024], ids).to(device)
+            self._kept[key] = whole
+        return self._kept[key]
+
+    def eval_batches(
+        self, split: str, batch: int, device: str = "cpu", on_device: str = "never"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """A whole split in order, centre crop, no augmentation; the last batch may be smaller.
+
+        Images that are kept on a device come from there; class numbers stay with the host.
+        """
         ids = self._ids(split)
         if batch < 1:
             raise TailorError(f"The batch size must be at least 1, not {batch}.")
+        if self.place(split, device, on_device) == "kept":
+            return self._on_device(split, batch, device)
         return self._evaluation(split, len(ids), batch)
+
+    def _on_device(self, split: str, batch: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+        images, labels = self.kept(split, device), torch.from_numpy(self.labels(split))
+        scale, bias = (t.to(device) for t in scale_bias(self.mean, self.std))
+        for at in range(0, len(images), batch):
+            x = centre_crop(images[at : at + batch], self.image_size)
+            yield x.to(torch.float32).mul_(scale).add_(bias).contiguous(), labels[at : at + batch]
 
     def _evaluation(self, split: str, total: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for at in range(0, total, batch):

@@ -38,6 +38,7 @@ __all__ = [
     "normalise",
     "preprocess",
     "reason",
+    "scale_bias",
     "stored_size",
     "to_image",
     "to_pixels",
@@ -50,11 +51,17 @@ def centre_crop(x: Tensor, size: Size) -> Tensor:
     return x[..., top : top + size[0], left : left + size[1]]
 
 
-def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 (B, C, H, W) to float32 with the given mean and deviation taken out."""
+def scale_bias(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Per channel, what takes mean and deviation out of values in 0..255: x * scale + bias."""
     scale = 1 / (255 * torch.tensor(std, dtype=torch.float32))
     bias = -torch.tensor(mean, dtype=torch.float32) * 255 * scale
-    return x.to(torch.float32).mul_(scale[:, None, None]).add_(bias[:, None, None])
+    return scale[:, None, None], bias[:, None, None]
+
+
+def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 (B, C, H, W) to float32 with the given mean and deviation taken out."""
+    scale, bias = scale_bias(mean, std)
+    return x.to(torch.float32).mul_(scale).add_(bias)
 
 
 def preprocess(

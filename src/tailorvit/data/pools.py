@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from tailorvit.data.images import MARGIN, Pixels, Size, fit, reason, stored_size, to_image, to_pixels
 from tailorvit.data.splits import Ints
@@ -28,11 +29,13 @@ B = TypeVar("B")
 
 def thread_map(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
     """Map over threads; one pool per process, because a forked child inherits none of its parent's threads."""
+    worker = get_worker_info()
+    cores = usable_cores() // (1 if worker is None else worker.num_workers)  # worker processes share them
+    if worker is not None and cores <= 1:
+        return [work(item) for item in items]
     pool = _THREADS.get(os.getpid())
     if pool is None:
-        pool = _THREADS[os.getpid()] = ThreadPoolExecutor(
-            min(16, usable_cores()), thread_name_prefix="tailorvit-decode"
-        )
+        pool = _THREADS[os.getpid()] = ThreadPoolExecutor(min(16, cores), thread_name_prefix="tailorvit-decode")
     return list(pool.map(work, items))
 
 
@@ -66,6 +69,11 @@ class Pool:
         """The file's path, or the item's number."""
         return self.names[index] if self.names is not None else f"item {index}"
 
+    @property
+    def stored(self) -> tuple[int, int, int]:
+        """(C, H, W) of the images as :meth:`read` gives them."""
+        raise NotImplementedError
+
     def prepare(self, size: Size | None, total: int, cache_bytes: int) -> None:
         """Settle the network's image size (None: from the data); ``total`` images may be asked for later."""
         raise NotImplementedError
@@ -85,6 +93,12 @@ class ArrayPool(Pool):
     def __init__(self, images: Pixels, **named: Any) -> None:
         super().__init__(channels=images.shape[1], **named)
         self.images = images
+
+    @property
+    def stored(self) -> tuple[int, int, int]:
+        """The array's."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
 
     def prepare(self, size: Size | None, total: int, cache_bytes: int) -> None:
         """Keep the array's own size, or resize it once."""
@@ -121,6 +135,11 @@ class ItemPool(Pool):
         self.shape = (self.channels, 0, 0)
         self.blocks: list[Tensor] = []  # one per load: a split is read from one block
         self.place = np.full((len(self.labels), 2), -1, dtype=np.int64)  # block and row of each image
+
+    @property
+    def stored(self) -> tuple[int, int, int]:
+        """With the margin that crops play in."""
+        return self.shape
 
     def prepare(self, size: Size | None, total: int, cache_bytes: int) -> None:
         """Pick the largest usual side under the median short side; small images get no margin, which would blur."""

@@ -157,7 +157,13 @@ class TapData(Data):
         asked = self.pictures.augment(name)
         return Augment(mixup=asked.mixup, mix_prob=asked.mix_prob, smoothing=asked.smoothing, flip=self.mirror)
 
-    def train_batches(self, batch: int, seed: int, augment: Augment) -> TapBatches:
+    def place(self, split: str, device: str, on_device: str) -> str:
+        """Taps come from the cache on disk, whatever the recipe says of images."""
+        return "host"
+
+    def train_batches(
+        self, batch: int, seed: int, augment: Augment, device: str = "cpu", on_device: str = "never"
+    ) -> TapBatches:
         """Training batches by step."""
         ids = self._settle("train")
         reading = Reading(

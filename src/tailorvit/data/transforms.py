@@ -35,22 +35,28 @@ def borrowed_seed(seed: int, *path: Step) -> Iterator[None]:
         torch.default_generator.set_state(kept[2])
 
 
+def windows(n: int, channels: int, have: Size, size: Size, pad: int, flip: bool, rng: Rng) -> tuple[Any, Any]:
+    """Rows (n, height) and columns (n, width) of a random window each; grey grows by its edge, colour by reflection."""
+
+    def line(long: int, want: int) -> Any:
+        offset = (long - want) // 2 + (rng.integers(-pad, pad + 1, n) if pad or flip else np.zeros(n, np.int64))
+        at = offset[:, None] + np.arange(want)
+        if channels > 1:
+            at = (long - 1) - np.abs((long - 1) - np.abs(at))
+        return at.clip(0, long - 1)
+
+    rows, cols = line(have[0], size[0]), line(have[1], size[1])
+    if flip:
+        cols = np.where((rng.random(n) < 0.5)[:, None], cols[:, ::-1], cols)
+    return rows, cols
+
+
 def shift_flip(x: Tensor, size: Size, pad: int, flip: bool, rng: Rng) -> Tensor:
-    """A random window of the batch, each image its own; grey images grow by their edge, colour ones by reflection."""
+    """A random window of the batch, each image its own."""
     if not pad and not flip:
         return centre_crop(x, size)
     n, channels, height, width = x.shape
-
-    def line(have: int, want: int) -> Tensor:
-        offset = (have - want) // 2 + torch.from_numpy(rng.integers(-pad, pad + 1, n))
-        at = offset[:, None] + torch.arange(want)
-        if channels > 1:
-            at = (have - 1) - ((have - 1) - at.abs()).abs()
-        return at.clamp_(0, have - 1)
-
-    rows, cols = line(height, size[0]), line(width, size[1])
-    if flip:
-        cols = torch.where(torch.from_numpy(rng.random(n) < 0.5)[:, None], cols.flip(1), cols)
+    rows, cols = map(torch.from_numpy, windows(n, channels, (height, width), size, pad, flip, rng))
     index = (rows[:, :, None] * width + cols[:, None, :]).view(n, 1, -1).expand(-1, channels, -1)
     return x.reshape(n, channels, -1).gather(2, index).view(n, channels, *size)
 
@@ -97,13 +103,18 @@ def resized_crop(x: Tensor, size: Size, scale: tuple[float, float], flip: bool, 
     return torch.where(mirrored[:, None, None, None], out.flip(3), out)
 
 
+def jitter_draws(n: int, kinds: int, strength: float, rng: Rng) -> tuple[Any, Any]:
+    """Per image a factor for each kind, and the order of the kinds."""
+    factors = rng.uniform(1 - strength, 1 + strength, (n, kinds))
+    return factors, rng.permuted(np.tile(np.arange(kinds), (n, 1)), axis=1)
+
+
 def colour_jitter(x: Tensor, strength: float, rng: Rng) -> Tensor:
     """Brightness, contrast and saturation by factors in 1 +- strength, in random order."""
     from PIL import ImageEnhance
 
     kinds = [ImageEnhance.Brightness, ImageEnhance.Contrast] + [ImageEnhance.Color] * (x.shape[1] == 3)
-    factors = rng.uniform(1 - strength, 1 + strength, (len(x), len(kinds)))
-    orders = rng.permuted(np.tile(np.arange(len(kinds)), (len(x), 1)), axis=1)
+    factors, orders = jitter_draws(len(x), len(kinds), strength, rng)
 
     def work(image: Any, i: int) -> Any:
         for k in orders[i]:
@@ -120,6 +131,25 @@ def _posterize(image: Any, bits: int, **_: Any) -> Any:
     return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
 
 
+def fill_colour(mean: tuple[float, ...]) -> tuple[int, ...]:
+    """What turned images show at their corners: the mean colour."""
+    return tuple(round(255 * m) for m in mean)
+
+
+def timm_rand(words: str, size: Size, mean: tuple[float, ...]) -> Any:
+    """timm's RandAugment, which reads the words; grey images pass through it as RGB."""
+    from PIL import Image
+    from timm.data.auto_augment import rand_augment_transform
+
+    fill = fill_colour(mean)
+    settings = {
+        "translate_const": int(min(size) * 0.45),
+        "img_mean": fill * 3 if len(fill) == 1 else fill,
+        "interpolation": Image.Resampling.BICUBIC,
+    }
+    return rand_augment_transform(words, settings)
+
+
 class PixelStage:
     """uint8 at stored size to augmented uint8 at the network's size."""
 
@@ -129,17 +159,7 @@ class PixelStage:
         self.borrows = augment.randaugment is not None  # reads the global generators
         self.rand: Any = None
         if augment.randaugment is not None:
-            from PIL import Image
-            from timm.data.auto_augment import rand_augment_transform
-
-            grey = round(255 * mean[0])
-            fill = (grey, grey, grey) if len(mean) == 1 else tuple(round(255 * m) for m in mean)
-            settings = {
-                "translate_const": int(min(size) * 0.45),
-                "img_mean": fill,
-                "interpolation": Image.Resampling.BICUBIC,
-            }
-            self.rand = rand_augment_transform(augment.randaugment, settings)
+            self.rand = timm_rand(augment.randaugment, size, mean)
             for op in self.rand.ops:
                 if op.name.startswith("Posterize"):
                     op.aug_fn = _posterize

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tailorvit.elastic.layers import Linear
 from tailorvit.elastic.slicing import Width, prefix, thirds
-from tailorvit.plain.relative import Execution, Places, Tables, attend, table_rows
+from tailorvit.plain.relative import Execution, Places, Tables, attend_packed, table_rows
 
 
 class Attention(nn.Module):
@@ -60,8 +60,8 @@ class Attention(nn.Module):
         """(..., N, width) to (..., N, width); ``inner`` is heads * head_dim, masked callers zero the output."""
         qkv = self._project(x, width, heads, inner).unflatten(-1, (3, -1, self.head_dim))
         lead = x.shape[:-2]
-        q, k, v = qkv.flatten(0, -5).permute(2, 0, 3, 1, 4).unbind(0)
-        out = attend(q, k, v, self.tables(), self.places, self.head_dim**-0.5, self.execution)
-        out = inner.keep(out.transpose(1, 2).flatten(2).unflatten(0, lead))
+        scale = self.head_dim**-0.5
+        out = attend_packed(qkv.flatten(0, -5), self.tables(), self.places, scale, self.execution, inner.reads)
+        out = inner.keep(out.unflatten(0, lead))
         projected: Tensor = self.proj(out, inner, width)
         return projected

@@ -19,7 +19,9 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, inputs: Width, out: Width | None) -> Tensor:
         """The unmasked product: callers mask where zeros matter, once per residual branch."""
-        return F.linear(x, prefix(self.weight, out, inputs), prefix(self.bias, out))
+        weight = prefix(self.weight, out, inputs)
+        # A zero weight neither reads an entry nor sends a gradient to it, so nothing before it learns from it either.
+        return F.linear(x, weight if inputs.reads is None else weight * inputs.reads, prefix(self.bias, out))
 
 
 class LayerNorm(nn.Module):

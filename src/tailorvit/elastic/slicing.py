@@ -3,7 +3,8 @@
 A width is chosen at call time in one of two ways. *Sliced*: ``Width(n)`` cuts weights to their first n entries, the
 least arithmetic. *Masked*: the width carries a 0/1 mask per architecture; every tensor keeps its largest shape and
 activations outside the mask are multiplied by zero, so one static graph serves every architecture and several
-architectures run in one call. Masked activations are (archs, batch, tokens, width).
+architectures run in one call. Masked activations are (archs, batch, tokens, width). Between the two lies a width whose
+``reads`` mask zeroes the weights that read an axis: the shape stays, the activations need no pass of their own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Width:
     size: int  # sliced: entries in use; masked: entries there are
     mask: Tensor | None = None  # (archs, 1, 1, size)
     count: Tensor | None = None  # (archs, 1, 1, 1): entries in use
+    reads: Tensor | None = None  # (size,): zero for entries no weight may read; what they hold is then of no effect
 
     @classmethod
     def masked(cls, used: Sequence[int], size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Width:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.elastic.attention import Attention
+from tailorvit.elastic.compiled import Fast
 from tailorvit.elastic.layers import LayerNorm, Linear, Mlp, PatchEmbed, drop_path
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
@@ -25,7 +26,7 @@ from tailorvit.families.vit_named import ARCHS, SPACES, auto_space, baseline, vi
 from tailorvit.families.vit_readings import READINGS
 from tailorvit.families.vit_sizes import TINY, settle, shrink
 from tailorvit.families.vit_views import attention
-from tailorvit.plain.relative import Execution, Places, fused_width, table_rows
+from tailorvit.plain.relative import Execution, Places, Tables, fused_width, table_rows
 from tailorvit.plain.vit import Frame, PlainViT, initialise
 from tailorvit.space import Space
 
@@ -50,7 +51,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         reach = frame.reach if frame.relative else None
-        self.rate = rate
+        self.rate, self.eps = rate, frame.eps
+        self.fast: Fast | None = None  # another execution of sliced calls (elastic/compiled.py)
         self.norm1 = LayerNorm(embed, frame.eps)
         official = frame.qkv == "official"
         self.attn = Attention(embed, heads, frame.head_dim, frame.qkv_bias, reach, places, execution, official)
@@ -65,9 +67,28 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, embed: Width, plan: BlockPlan) -> Tensor:
         """(..., N, embed) to (..., N, embed)."""
+        if self.fast is not None and embed.mask is None:
+            return self.fast(self, x, self.slices(embed, plan), plan.inner.reads, plan.hidden.reads)
         x = x + self._branch(self.attn(self.norm1(x, embed), embed, plan.heads, plan.inner), embed, plan.gate)
         out: Tensor = x + self._branch(self.mlp(self.norm2(x, embed), embed, plan.hidden), embed, plan.gate)
         return out
+
+    def slices(self, d: Width, plan: BlockPlan) -> dict[str, tuple[Width | None, ...]]:
+        """Per parameter, the prefix these widths use."""
+        bias = self.attn.qkv_bias
+        official = bias is not None and bias.dim() == 1
+        return {
+            **{f"norm{n}.{leaf}": (d,) for n in (1, 2) for leaf in ("weight", "bias")},
+            "attn.qkv_weight": (None, plan.heads, None, d),
+            "attn.qkv_bias": (Width(3 * plan.inner.size),) if official else (None, plan.heads),
+            "attn.proj.weight": (d, plan.inner),
+            "attn.proj.bias": (d,),
+            **{f"attn.rel_{name}": () for name in Tables._fields},
+            "mlp.fc1.weight": (plan.hidden, d),
+            "mlp.fc1.bias": (plan.hidden,),
+            "mlp.fc2.weight": (d, plan.hidden),
+            "mlp.fc2.bias": (d,),
+        }
 
 
 # -- model ------------------------------------------------------------------------------------------------------------
@@ -155,8 +176,14 @@ class ElasticViT(nn.Module):
             archs = [self.space.largest()] if arch is None else list(arch)
         masked = masked or not single
         embed, blocks = self.plan(archs, masked)
-        x = embed.keep(self.patch_embed(x if not masked or x.dim() == 5 else x[None], embed))
-        x = x.expand(len(archs), *x.shape[1:]) if masked else x
+        x = x if not masked or x.dim() == 5 else x[None]
+        logits = self._run(x, embed, blocks, len(archs) if masked else None)
+        return logits.squeeze(0) if masked and single else logits
+
+    def _run(self, x: Tensor, embed: Width, blocks: Sequence[BlockPlan], archs: int | None = None) -> Tensor:
+        """Logits under given widths; ``archs`` is the number of masks, which is then the first axis."""
+        x = embed.keep(self.patch_embed(x, embed))
+        x = x if archs is None else x.expand(archs, *x.shape[1:])
         token = embed.keep(prefix(self.cls_token, None, None, embed)).expand(*x.shape[:-2], 1, -1)
         x = torch.cat([token.to(x.dtype), x], -2)
         if self.pos_embed is not None:
@@ -166,12 +193,34 @@ class ElasticViT(nn.Module):
         x = self.norm(x, embed)
         x = x[..., 1:, :].mean(-2) if self.frame.pool == "gap" else x[..., 0, :]
         logits: Tensor = self.head(x, embed, None)
-        return logits.squeeze(0) if masked and single else logits
+        return logits
+
+    def group(self, arch: Arch) -> Hashable:
+        """Architectures of one group run through the same shapes (:meth:`grouped`): equal width and depth."""
+        return int(arch.one("embed")), len(arch.many("heads"))
+
+    def switches(self, arch: Arch) -> Tensor:
+        """What :meth:`grouped` needs to tell the members of a group apart: (blocks, 2) entries in use, on the host."""
+        dim, embed, counts = self.frame.head_dim, int(arch.one("embed")), [[0, 0]] * len(self.blocks)
+        for i, (h, m) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True)):
+            counts[i] = [int(h) * dim, int(embed * m)]
+        return torch.tensor(counts)
+
+    def grouped(self, x: Tensor, group: Any, switches: Tensor) -> Tensor:
+        """Logits (B, classes) of a member of a group: width and depth sliced, heads and hidden widths switched off."""
+        embed, depth = group
+        inner, hidden = self.heads * self.frame.head_dim, int(embed * max(self.space.largest().many("mlp")))
+        place = torch.arange(max(inner, hidden), device=x.device)
+        on = (place < switches[:depth, :, None]).to(self.cls_token.dtype)
+        blocks = [
+            BlockPlan(Width(self.heads), Width(inner, reads=row[0, :inner]), Width(hidden, reads=row[1, :hidden]))
+            for row in on.unbind(0)
+        ]
+        return self._run(x, Width(embed), blocks)
 
     def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter, the prefix this arch uses."""
         d, blocks = self.plan([arch], masked=False)
-        official = self.frame.qkv == "official"
         used: dict[str, tuple[Width | None, ...]] = {
             "patch_embed.weight": (d,),
             "patch_embed.bias": (d,),
@@ -183,19 +232,9 @@ class ElasticViT(nn.Module):
             "head.bias": (),
         }
         for i, plan in enumerate(blocks):
-            here: dict[str, tuple[Width | None, ...]] = {
-                **{f"norm{n}.{leaf}": (d,) for n in (1, 2) for leaf in ("weight", "bias")},
-                "attn.qkv_weight": (None, plan.heads, None, d),
-                "attn.qkv_bias": (Width(3 * plan.inner.size),) if official else (None, plan.heads),
-                "attn.proj.weight": (d, plan.inner),
-                "attn.proj.bias": (d,),
-                **{f"attn.rel_{axis}_{way}": () for axis in ("key", "value") for way in ("v", "h")},
-                "mlp.fc1.weight": (plan.hidden, d),
-                "mlp.fc1.bias": (plan.hidden,),
-                "mlp.fc2.weight": (d, plan.hidden),
-                "mlp.fc2.bias": (d,),
-            }
-            used.update({f"blocks.{i}.{k}": v for k, v in here.items()})
+            block = self.blocks[i]
+            assert isinstance(block, Block)
+            used.update({f"blocks.{i}.{k}": v for k, v in block.slices(d, plan).items()})
         names = dict(self.named_parameters())
         return {k: v for k, v in used.items() if k in names}
 

@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 from tailorvit import units
+from tailorvit.methods.anchors import anchored
 from tailorvit.methods.evaluators import evaluator, finish_by_score, meter_of, scale_of, seek_facts
 from tailorvit.methods.finish import finish
 from tailorvit.methods.session import Session, Supernets
-from tailorvit.seek.s4 import Book, Decision, moves, seek, size_metric
+from tailorvit.seek.moves import sized
+from tailorvit.seek.s4 import Book, Decision, options_at, seek, size_metric
 from tailorvit.space import Space
 
 
@@ -42,13 +44,14 @@ def tell_idle_limit(session: Session) -> None:
     high = meter.limits.high(metric) if metric in ("params", "macs") else None  # type: ignore[arg-type]
     if high is None or not settings.iterations:
         return
-    near = max((m.size for m in moves(space, meter, settings.nonpositive, False, settings.dims)), default=0.0)
-    most = meter.cost(metric, space.largest())  # type: ignore[arg-type]
+    near = max((m.size for m in options_at(space, meter, settings, False)), default=0.0)
+    most = meter.cost(metric, sized(space, settings.sized_by))  # type: ignore[arg-type]
     if max(near, most) < high:
         session.tell_once(
             "warning",
-            f"The limit of {units.show(high, metric)} {metric} holds nothing back at first: the largest member of the "
-            f"space has {units.show(most, metric)}, that of its largest neighbour {units.show(near, metric)}.",
+            f"The limit of {units.show(high, metric)} {metric} holds nothing back at first: the "
+            f"{settings.sized_by} member of the space has {units.show(most, metric)}, that of its largest neighbour "
+            f"{units.show(near, metric)}.",
         )
 
 
@@ -59,7 +62,8 @@ def s4(session: Session) -> dict[str, Any]:
     nets = Supernets(session, settings.warm_start, settings.warm_share)
 
     ask, scale = evaluator(session, lambda: nets, "slopes", "pair"), scale_of(session)
-    space, t, _ = seek(session.space, meter_of(session), ask, settings, session.seed, RunBook(session), scale)
+    correct = anchored(session, nets) if settings.anchors else None
+    space, t, _ = seek(session.space, meter_of(session), ask, settings, session.seed, RunBook(session), scale, correct)
     session.meter.require_feasible(space)
     found = finish_by_score(session, space)
     if found is not None:

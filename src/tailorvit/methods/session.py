@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,9 +75,11 @@ class _Stream:
     data: Data
     split: str
     batch: int
+    device: str
+    on_device: str
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self.data.eval_batches(self.split, self.batch))
+        return iter(self.data.eval_batches(self.split, self.batch, self.device, self.on_device))
 
 
 class Session:
@@ -129,8 +131,13 @@ class Session:
     def batches(self, split: str) -> Iterable[tuple[Tensor, Tensor]]:
         """A split to go through any number of times: kept whole where it is small, read anew each time where not."""
         high, wide = self.data.image_size
-        stream = _Stream(self.data, split, self.config.evaluate.batch)
-        return list(stream) if 4 * self.data.counts[split] * self.data.channels * high * wide < KEEP else stream
+        settings = self.config.data
+        stream = _Stream(self.data, split, self.config.evaluate.batch, self.device, settings.on_device)
+        if 4 * self.data.counts[split] * self.data.channels * high * wide >= KEEP:
+            return stream
+        plain = self.data.eval_batches(split, self.config.evaluate.batch)  # no second copy as uint8 beside the floats
+        on_host = self.data.place(split, self.device, settings.on_device) == "host"
+        return list(plain) if on_host else [(x.to(self.device), y) for x, y in plain]
 
     def search_batches(self) -> Iterable[tuple[Tensor, Tensor]]:
         """The search split."""
@@ -140,8 +147,14 @@ class Session:
 
     def train_batches(self, settings: TrainSettings, stage: str) -> Any:
         """Training batches, whose order belongs to the stage's seed."""
-        seed = derive(self.seed, stage, "data") % 2**31
-        return self.data.train_batches(settings.batch, seed, self.data.augment(settings.augment))
+        seed, on_device = derive(self.seed, stage, "data") % 2**31, self.config.data.on_device
+        where = self.data.place("train", self.device, on_device)
+        if where != "host":
+            size = self.data.split_bytes("train") / 2**20
+            how = "streamed to" if where == "streamed" else "kept on"
+            self.tell_once("data", f"training images are {how} {self.device} as bytes ({size:.0f} MiB)")
+        augment = self.data.augment(settings.augment)
+        return self.data.train_batches(settings.batch, seed, augment, self.device, on_device)
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -223,8 +236,10 @@ class Supernet:
         self, session: Session, space: Space, stage: str, before: Supernet | None = None, share: float = 1.0
     ) -> None:
         self.session, self.space, self.stage, self.before = session, space, stage, before
-        own = replace(session.config.train, compile=False)  # a supernet would compile anew for every architecture
+        own = session.config.train
         self.settings = own if before is None else shortened(own, share)
+        # As in training; on a CPU accuracies keep being measured in full precision.
+        self.bf16 = own.precision == "bf16" and torch.device(session.device).type == "cuda"
         self.epochs: int = self.settings.epochs + (before.epochs if before else 0)  # seen by its weights
         self._evaluator: Evaluator | None = None
 
@@ -239,12 +254,12 @@ class Supernet:
             seed_everything(session.seed, "init", self.stage)
             if session.config.start.supernet:
                 model = given_supernet(session, self.space, self.stage)
-                self._evaluator = Evaluator(model, session.search_batches(), session.device, together)
+                self._evaluator = Evaluator(model, session.search_batches(), session.device, together, self.bf16)
                 return self._evaluator
             model = session.family.supernet(self.space, settings.drop_path)
             if self.before is not None and session.run.load_checkpoint(self.stage) is None:
                 inherit(model, self.before.model())
-            look = Evaluator(model, session.search_batches(), session.device)
+            look = Evaluator(model, session.search_batches(), session.device, bf16=self.bf16)
             watched = {"largest": self.space.largest(), "smallest": self.space.smallest()}
 
             def figures() -> dict[str, float]:
@@ -252,7 +267,7 @@ class Supernet:
                 return dict(zip(watched, look(list(watched.values())), strict=True))
 
             session.fit(model, RULES[settings.rule](self.space), settings, self.stage, figures)
-            self._evaluator = Evaluator(model, session.search_batches(), session.device, together)
+            self._evaluator = Evaluator(model, session.search_batches(), session.device, together, self.bf16)
             self.before = None
         return self._evaluator
 

@@ -3,21 +3,25 @@
 For patches i, j the offset rows - and columns - between them, clamped to +-K, pick a row of a vertical and a
 horizontal table; row 0 serves every pair with the class token. Keys' tables add to the logits, values' tables to the
 output. ``dense`` builds the (N, N, head_dim) sums as the released code does; ``factored`` multiplies by the tables and
-gathers; ``fused`` widens queries, keys and values so that one fused kernel does all of it in memory linear in N.
+gathers; ``fused`` widens queries, keys and values so that one fused kernel does all of it in memory linear in N;
+``kernel`` is our own on a GPU in 16 bits (:mod:`tailorvit.plain.relative_kernel`), without the widening.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Execution = Literal["auto", "fused", "factored", "dense"]
+Execution = Literal["auto", "kernel", "fused", "factored", "dense"]
 EXECUTIONS: tuple[Execution, ...] = ("fused", "factored", "dense")
 DENSE_TOKENS = 32  # dense sums are quicker on a CPU with 17 tokens, 2.7 times slower with 65 (benchmarks/cpu.py)
 Grid = tuple[int, int]
+TILE = 128  # the most keys our kernel takes at a time
+TRITON = find_spec("triton") is not None  # comes with torch for CUDA on Linux
 
 
 class Tables(NamedTuple):
@@ -34,6 +38,16 @@ def table_rows(reach: int) -> int:
     return 2 * reach + 2
 
 
+def power(n: int) -> int:
+    """The next power of two, at least 16, the least the matrix units take."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def half_of(reach: int) -> int:
+    """Bins our kernel sets aside for one table."""
+    return power(table_rows(reach))
+
+
 def _offsets(size: int, reach: int) -> Tensor:
     """(size, size): the table row for a key at position s as seen from a query at position r."""
     place = torch.arange(size)
@@ -44,22 +58,26 @@ class Places(nn.Module):
     """Where the tokens of a grid lie: made once per network, moved with it, never saved.
 
     ``up`` and ``side`` hold the table rows between grid rows and between grid columns; ``mark`` says for every key
-    which row and column it lies in and whether it is the class token, padded for the fused kernels.
+    which row and column it lies in and whether it is the class token, padded for the fused kernels; ``onehot`` is the
+    same, padded for ours.
     """
 
     up: Tensor
     side: Tensor
     mark: Tensor
+    onehot: Tensor
 
     def __init__(self, grid: Grid, reach: int, head_dim: int) -> None:
         super().__init__()
-        self.grid = grid
+        self.grid, self.reach = grid, reach
         high, wide = grid
         row = torch.eye(high).repeat_interleave(wide, 0)
         column = torch.eye(wide).repeat(high, 1)
         token = torch.zeros(1, high + wide + 1)
         token[0, high + wide] = 1
         mark = torch.cat([token, F.pad(torch.cat([row, column], 1), (0, 1))])
+        tall, broad = -(-mark.shape[0] // TILE) * TILE - mark.shape[0], power(mark.shape[1]) - mark.shape[1]
+        self.register_buffer("onehot", F.pad(mark, (0, broad, 0, tall)), persistent=False)
         self.padding = fused_width(head_dim, grid) - head_dim - mark.shape[1]
         self.register_buffer("up", _offsets(high, reach), persistent=False)
         self.register_buffer("side", _offsets(wide, reach), persistent=False)
@@ -73,13 +91,46 @@ class Places(nn.Module):
         return F.pad(vertical, (1, 0, 1, 0)), F.pad(horizontal, (1, 0, 1, 0))
 
 
+def attend_packed(
+    qkv: Tensor,
+    tables: Tables | None,
+    places: Places,
+    scale: float,
+    execution: Execution = "auto",
+    alive: Tensor | None = None,
+) -> Tensor:
+    """Attention of (B, N, 3, H, D) projections to (B, N, H * D); ``auto`` takes the fastest exact execution.
+
+    Heads whose entries of ``alive`` (H * D) are zero are read by nobody and may be left out (ours does, leaving zeros).
+    """
+    if tables is not None and execution in ("auto", "kernel") and _has_kernel(qkv, places):
+        from tailorvit.plain import relative_kernel as kernel
+
+        keys, values = (
+            torch.cat([F.pad(t, (0, 0, 0, half_of(places.reach) - t.shape[0])) for t in pair]).to(qkv.dtype)
+            for pair in (tables[:2], tables[2:])
+        )
+        out: Tensor = kernel.relative_attention(
+            qkv, keys, values, places.onehot.to(qkv.dtype), alive, list(places.grid), places.reach, scale
+        )[0]
+        return out.flatten(2)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    return attend(q, k, v, tables, places, scale, execution).transpose(1, 2).flatten(2)
+
+
+def _has_kernel(qkv: Tensor, places: Places) -> bool:
+    """Whether our kernel serves it: a GPU, 16 bits, offsets never clamped, heads of a width the matrix units take."""
+    fits = max(places.grid) <= places.reach + 1 and places.reach < 64 and qkv.shape[-1] in (16, 32, 64, 128)
+    return TRITON and qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16) and fits
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, tables: Tables | None, places: Places, scale: float, execution: Execution = "auto"
 ) -> Tensor:
     """Attention of (B, H, N, D) tensors, token 0 being the class token; relative position where tables are given."""
     if tables is None:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
-    if execution == "auto":
+    if execution in ("auto", "kernel"):
         execution = "dense" if q.device.type == "cpu" and q.shape[-2] <= DENSE_TOKENS else "fused"
     return _EXECUTE[execution](q, k, v, tables, places, scale)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
-from tailorvit.plain.relative import Execution, Grid, Places, Tables, attend, attention_weights, table_rows
+from tailorvit.plain.relative import Execution, Grid, Places, Tables, attend_packed, attention_weights, table_rows
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, embed) to (B, N, embed)."""
-        q, k, v = self._split(x)
-        out = attend(q, k, v, self._tables(), self.places, self.scale, self.execution)
-        projected: Tensor = self.proj(out.transpose(1, 2).flatten(2))
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+        projected: Tensor = self.proj(attend_packed(qkv, self._tables(), self.places, self.scale, self.execution))
         return projected
 
     def weights(self, x: Tensor) -> Tensor:

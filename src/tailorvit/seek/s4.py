@@ -7,20 +7,25 @@ neighbours, and takes the one whose direction has the largest cosine with the sl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from tailorvit import units
 from tailorvit.costs.meter import Meter
-from tailorvit.errors import InfeasibleError, TailorError, unknown
-from tailorvit.seek.directions import Floats, Ints, agreement, best, cosines, neighbours
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.seek.directions import Floats, Ints, agreement, best, cosines
+from tailorvit.seek.moves import Move as Move
+from tailorvit.seek.moves import SizedBy, next_stride, sized
+from tailorvit.seek.moves import movable as movable  # these four are asked for here by the methods
+from tailorvit.seek.moves import moves as moves
+from tailorvit.seek.moves import size_metric as size_metric
 from tailorvit.seek.slopes import POINTS, Accuracies, Scale, Slope, estimate
 from tailorvit.space import Space
 
 MAX_REPAIRS = 50
-MAX_DIMS = 10  # 59,048 neighbours, each counted once a step
+MAX_STRIDE = 8  # steps of one move: depth 4 to 12 in one, which is as far as a slope of three choices can tell
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,12 @@ class S4Settings:
     warm_start: bool = False  # the next supernet inherits overlapping weights and trains shorter
     warm_share: float = 0.5  # share of the epochs a warm-started supernet trains
     dims: tuple[str, ...] = ()  # the dimensions that move; none named: all
+    stride: Literal["single", "adaptive"] = "single"  # adaptive: twice as far while the direction repeats
+    sized_by: SizedBy = "largest"  # the member that must stay under the limit; "middle" leaves members on both sides
+    significance: float = 0.0  # a slope within this many standard errors of zero counts as none
+    per_size: bool = False  # slopes of what accuracy is beyond the line over the logarithm of the size
+    anchors: int = 0  # members trained by themselves at the first step, to correct the slopes of supernets
+    anchor_share: float = 0.5  # share of final.train.epochs an anchor trains
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -50,18 +61,12 @@ class S4Settings:
             ("pairs", 2, 10_000),
             ("confidence", 0.5, 1),
             ("warm_share", 0, 1),
+            ("significance", 0, 100),
+            ("anchors", 0, 1000),
+            ("anchor_share", 0, 10),
         ):
             if not low <= getattr(self, name) <= high:
                 raise TailorError(f"s4.{name} must lie between {low} and {high}, not {getattr(self, name)}.")
-
-
-@dataclass(frozen=True)
-class Move:
-    """A neighbour: the direction that leads there and the cost of its largest member."""
-
-    gamma: tuple[int, ...]
-    space: Space = field(repr=False)
-    size: float
 
 
 @dataclass(frozen=True)
@@ -89,52 +94,6 @@ class Decision:
         }
 
 
-def size_metric(meter: Meter) -> str:
-    """The cost a space is sized by: the first with an upper limit, else parameters."""
-    return next((m for m, _, high in meter.limits if high is not None), "params")
-
-
-def movable(space: Space, named: Sequence[str] = ()) -> tuple[str, ...]:
-    """The dimensions that move: those named, or all; an error where their neighbours are too many to look at."""
-    for key in named:
-        if key not in space.keys:
-            raise unknown("dimension in s4.dims", key, space.keys)
-    keys = tuple(k for k in space.keys if k in named) if named else space.keys
-    if len(keys) > MAX_DIMS:
-        raise TailorError(
-            f"S4 looks at all 3^n - 1 neighbours of a space, and this one has n = {len(keys)} dimensions; {MAX_DIMS} "
-            "at most: name those that move in s4.dims, or use a method without neighbours (s3, autoformer)."
-        )
-    return keys
-
-
-def moves(
-    space: Space,
-    meter: Meter,
-    nonpositive: Literal["drop", "strict"] = "drop",
-    legal: bool = True,
-    dims: Sequence[str] = (),
-) -> list[Move]:
-    """The neighbours of a space; by default those whose largest member lies strictly under every upper limit.
-
-    A lower limit asks the same largest member to reach it, so that something in the space can.
-    """
-    metric, found = size_metric(meter), []
-    at = [space.keys.index(key) for key in movable(space, dims)]
-    directions = np.zeros((3 ** len(at) - 1, len(space.dims)), dtype=np.int64)
-    directions[:, at] = neighbours(len(at))
-    for gamma in directions.tolist():
-        try:
-            moved = space.shift(dict(zip(space.keys, gamma, strict=True)), nonpositive)
-        except TailorError:
-            continue  # a dimension would lose all its choices
-        top = moved.largest()
-        low_ok = all(low is None or meter.cost(m, top) >= low for m, low, _ in meter.limits)
-        if not legal or (meter.below(top) and low_ok):
-            found.append(Move(tuple(gamma), moved, meter.cost(metric, top)))  # type: ignore[arg-type]
-    return found
-
-
 def scaled(slopes: Sequence[Slope], space: Space, how: Literal["step", "raw", "range"]) -> tuple[Floats, Floats]:
     """Slopes and their errors in the chosen unit: per space step, per unit, or over the whole range."""
     factor = {
@@ -144,6 +103,11 @@ def scaled(slopes: Sequence[Slope], space: Space, how: Literal["step", "raw", "r
     }[how]
     z, error = np.array([s.z for s in slopes]), np.array([s.se for s in slopes])
     return z * factor, error * factor
+
+
+def judged(slopes: Sequence[Slope], significance: float) -> list[Slope]:
+    """The slopes with those that may be noise at zero."""
+    return [replace(s, z=0.0) if abs(s.z) <= significance * s.se else s for s in slopes] if significance else [*slopes]
 
 
 def rank(options: Sequence[Move], slopes: Sequence[Slope], space: Space, how: Any) -> tuple[list[int], Floats, Floats]:
@@ -173,10 +137,11 @@ def decide(
     scale: Scale = POINTS,
 ) -> tuple[Decision, Move | None]:
     """Choose among the legal neighbours, or stop, and say why."""
-    z, _ = scaled(slopes, space, settings.slope_units)
-    order, cos, gains = rank(options, slopes, space, settings.slope_units)
-    _, raw, _ = rank(options, slopes, space, "raw")
-    _, per_step, _ = rank(options, slopes, space, "step")
+    clear = judged(slopes, settings.significance)
+    z, _ = scaled(clear, space, settings.slope_units)
+    order, cos, gains = rank(options, clear, space, settings.slope_units)
+    _, raw, _ = rank(options, clear, space, "raw")
+    _, per_step, _ = rank(options, clear, space, "step")
     table = tuple(
         {
             "gamma": list(options[i].gamma),
@@ -210,30 +175,39 @@ def decide(
             continue
         sentence = (
             f"Step {t}: moved {_words(space, move)}; of {len(options)} legal neighbours this one has the largest "
-            f"cosine {cos[i]:.2f} with the slopes, a predicted gain of {gains[i]:+.2f} {scale.unit}, and its largest "
-            f"member has {metric} {units.show(move.size, metric)}."
+            f"cosine {cos[i]:.2f} with the slopes, a predicted gain of {gains[i]:+.2f} {scale.unit}, and its "
+            f"{settings.sized_by} member has {metric} {units.show(move.size, metric)}."
         )
         gamma = dict(zip(space.keys, move.gamma, strict=True))
         return Decision(t, "move", gamma, "largest cosine", sentence, tuple(slopes), table), move
     return stop("visited before", f"Step {t}: every promising neighbour was visited before, so the space stays.")
 
 
+def options_at(space: Space, meter: Meter, settings: S4Settings, legal: bool = True, stride: int = 1) -> list[Move]:
+    """The neighbours of a space as the settings ask for them."""
+    return moves(space, meter, settings.nonpositive, legal, settings.dims, settings.sized_by, stride)
+
+
 def repair_move(space: Space, meter: Meter, settings: S4Settings, slopes: Sequence[Slope] | None) -> Move:
     """One move of a space whose largest member breaks the limit: into the legal set if possible, else towards it."""
     metric = size_metric(meter)
-    options = moves(space, meter, settings.nonpositive, dims=settings.dims)
+    options = options_at(space, meter, settings)
     if not options:
-        here = meter.cost(metric, space.largest())  # type: ignore[arg-type]
-        options = [m for m in moves(space, meter, settings.nonpositive, False, settings.dims) if m.size < here]
+        here = meter.cost(metric, sized(space, settings.sized_by))  # type: ignore[arg-type]
+        options = [m for m in options_at(space, meter, settings, False) if m.size < here]
         if not options:
             raise InfeasibleError(
-                f"The space cannot shrink any further and its largest member still breaks {meter.limits.describe()}."
+                f"The space cannot shrink any further and its {settings.sized_by} member still breaks "
+                f"{meter.limits.describe()}."
             )
         if slopes is None:
             return min(options, key=lambda m: (m.size, m.gamma))
     if slopes is None:
         return max(options, key=lambda m: (m.size, m.gamma))  # keep as much capacity as possible
     return options[rank(options, slopes, space, settings.slope_units)[0][0]]
+
+
+Correct = Callable[[Space, int, list[Slope]], list[Slope]]
 
 
 class Book:
@@ -254,13 +228,15 @@ def seek(
     seed: int,
     book: Book | None = None,
     scale: Scale = POINTS,
+    correct: Correct | None = None,
 ) -> tuple[Space, int, list[Decision]]:
     """Run S4; returns the last space, its step number, and every decision. ``evaluator(space, t)`` gives accuracies.
 
-    Repairs come before step 0 (by size) or use step slopes (by slope); they do not count as iterations.
+    Repairs come before step 0 (by size) or use step slopes (by slope); they do not count as iterations. ``correct``
+    may mend the slopes of a space by what it knows better than the evaluator.
     """
     book, decisions, visited, t = book or Book(), [], {space}, 0
-    metric = size_metric(meter)
+    metric, stride = size_metric(meter), 1
 
     def note(decision: Decision) -> None:
         decisions.append(decision)
@@ -268,17 +244,19 @@ def seek(
 
     def slopes_at(t: int) -> list[Slope]:
         accuracies = evaluator(space, t)
-        enough = (lambda s: _clear(space, s, meter, settings)) if settings.adaptive else None
+        enough = (lambda s: _clear(space, s, meter, settings, stride)) if settings.adaptive else None
         keys = movable(space, settings.dims)
-        return estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough, keys=keys)
+        size = (lambda a: meter.cost(metric, a)) if settings.per_size else None  # type: ignore[arg-type]
+        found = estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough, keys=keys, size=size)
+        return found if correct is None else correct(space, t, found)
 
     book.space(t, space, False)
     repairs = 0
-    while not meter.below(space.largest()) and settings.on_violation != "ignore":
-        top = meter.cost(metric, space.largest())  # type: ignore[arg-type]
+    while not meter.below(sized(space, settings.sized_by)) and settings.on_violation != "ignore":
+        top = meter.cost(metric, sized(space, settings.sized_by))  # type: ignore[arg-type]
         if settings.on_violation == "error":
             raise InfeasibleError(
-                f"The first space's largest member has {metric} {units.show(top, metric)}, "
+                f"The first space's {settings.sized_by} member has {metric} {units.show(top, metric)}, "
                 f"over {meter.limits.describe()}."
             )
         slopes = slopes_at(t) if settings.repair == "slope" else None
@@ -290,7 +268,7 @@ def seek(
             )
         gamma = dict(zip(space.keys, move.gamma, strict=True))
         sentence = (
-            f"Repair {repairs}: the largest member has {metric} {units.show(top, metric)}, over the limit; "
+            f"Repair {repairs}: the {settings.sized_by} member has {metric} {units.show(top, metric)}, over the limit; "
             f"moved {_words(space, move)}, so that it has {units.show(move.size, metric)}."
         )
         t += 1 if settings.repair == "slope" else 0
@@ -309,21 +287,30 @@ def seek(
         visited.add(space)
         book.space(t if settings.repair == "slope" else 0, space, True)
 
+    before: tuple[int, ...] | None = None
     for _ in range(settings.iterations):
-        options = moves(space, meter, settings.nonpositive, dims=settings.dims)
-        decision, chosen = decide(space, slopes_at(t), options, settings, t, visited, metric, scale)
+        slopes = slopes_at(t)
+        while True:
+            options = options_at(space, meter, settings, stride=stride)
+            decision, chosen = decide(space, slopes, options, settings, t, visited, metric, scale)
+            if chosen is not None or stride == 1:
+                break
+            stride //= 2  # the same slopes may promise something nearer
         note(decision)
         if chosen is None:
             break
+        if settings.stride == "adaptive" and before is not None:
+            stride = next_stride(stride, before, chosen.gamma, MAX_STRIDE)
+        before = chosen.gamma
         space, t = chosen.space, t + 1
         visited.add(space)
         book.space(t, space, False)
     return space, t, decisions
 
 
-def _clear(space: Space, slopes: Sequence[Slope], meter: Meter, settings: S4Settings) -> bool:
+def _clear(space: Space, slopes: Sequence[Slope], meter: Meter, settings: S4Settings, stride: int) -> bool:
     """Whether redrawing the slopes within their errors would nearly always pick the same neighbour."""
-    options = moves(space, meter, settings.nonpositive, dims=settings.dims)
+    options = options_at(space, meter, settings, stride=stride)
     if not options:
         return True
     z, error = scaled(slopes, space, settings.slope_units)

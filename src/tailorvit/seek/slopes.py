@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from tailorvit.seek.directions import Floats
 from tailorvit.space import Dim, Space
 
 Accuracies = Callable[[Sequence[Arch]], list[float]]  # percent, on the search split, or what Scale says
+Size = Callable[[Arch], float]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Slope:
     se: float
     shift: Value
     pairs: tuple[tuple[Value, Value, float, float], ...]  # (u, v, accuracy at u, accuracy at v)
+    per_log_size: float = 0.0  # points that a size e times as large gives, taken out of z where slopes are beyond size
+    added: float = 0.0  # what anchors added to z
 
     @property
     def z_step(self) -> float:
@@ -74,10 +78,15 @@ def draw_pair(space: Space, dim: Dim, rng: np.random.Generator, blocks: Literal[
     return Pair(low, high, u, v) if u < v else Pair(high, low, u, v)
 
 
-def slope_of(dim: Dim, pairs: Sequence[Pair], first: Sequence[float], second: Sequence[float]) -> Slope:
-    """Mean and standard error of the pairwise slopes."""
+def slope_of(
+    dim: Dim, pairs: Sequence[Pair], first: Sequence[float], second: Sequence[float], due: Size | None = None
+) -> Slope:
+    """Mean and standard error of the pairwise slopes; ``due`` is the accuracy a member owes to its size."""
     each: Floats = np.array(
-        [p.weight * (b - a) / (float(p.v) - float(p.u)) for p, a, b in zip(pairs, first, second, strict=True)]
+        [
+            p.weight * (b - a - (due(p.second) - due(p.first) if due else 0.0)) / (float(p.v) - float(p.u))
+            for p, a, b in zip(pairs, first, second, strict=True)
+        ]
     )
     error = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else float("inf")
     seen = tuple((p.u, p.v, a, b) for p, a, b in zip(pairs, first, second, strict=True))
@@ -94,11 +103,13 @@ def estimate(
     enough: Callable[[Sequence[Slope]], bool] | None = None,
     round_size: int = 10,
     keys: Sequence[str] | None = None,
+    size: Size | None = None,
 ) -> list[Slope]:
     """Slopes of all dimensions from up to ``pairs`` pairs each; ``enough`` may stop the rounds early.
 
     Pair j of dimension k comes from (seed, step, k, j), so fewer rounds use a prefix of the same pairs. A dimension
-    with one choice has slope zero, as there is no evidence to move it by; so has one not among ``keys``.
+    with one choice has slope zero, as there is no evidence to move it by; so has one not among ``keys``. With
+    ``size`` the slopes are of what accuracy is beyond a least-squares line over the logarithm of the size.
     """
     asked = space.keys if keys is None else keys
     drawn: dict[str, list[Pair]] = {d.key: [] for d in space.dims if len(d.choices) > 1 and d.key in asked}
@@ -111,13 +122,24 @@ def estimate(
                 more = range(len(drawn[dim.key]), want)
                 drawn[dim.key] += [draw_pair(space, dim, generator(seed, "pair", step, k, j), blocks) for j in more]
         flat = [arch for ps in drawn.values() for p in ps for arch in (p.first, p.second)]
-        scores = iter(accuracies(flat))
+        answers = accuracies(flat)
+        rate = _per_log_size(flat, answers, size) if size else 0.0
+        scores, due = iter(answers), (lambda a, r=rate: r * math.log(size(a))) if size else None
         slopes = []
         for dim in space.dims:
             sides = [(next(scores), next(scores)) for _ in drawn.get(dim.key, [])]
             if sides:
-                slopes.append(slope_of(dim, drawn[dim.key], [a for a, _ in sides], [b for _, b in sides]))
+                found = slope_of(dim, drawn[dim.key], [a for a, _ in sides], [b for _, b in sides], due)
+                slopes.append(replace(found, per_log_size=rate))
             else:
                 slopes.append(Slope(dim.key, 0.0, 0.0, dim.shift, ()))
         if want >= pairs or enough is None or enough(slopes):
             return slopes
+
+
+def _per_log_size(archs: Sequence[Arch], answers: Sequence[float], size: Size) -> float:
+    """Points that a size e times as large gives, by least squares over the members asked for; 0 where all are alike."""
+    x: Floats = np.log([size(a) for a in archs])
+    away = x - x.mean()
+    spread = float(away @ away)
+    return float(away @ np.asarray(answers)) / spread if spread > 0 else 0.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Elastic
 from tailorvit.rng import seed_everything
+from tailorvit.train.compiled import compiled
+from tailorvit.train.graphs import GraphSteps, Pending, can_replay
+from tailorvit.train.losses import soft_cross_entropy, without_drop_path
 from tailorvit.train.optim import SliceAdamW, Slices, make_optimizer, optimizer_tensors, restore_optimizer
 from tailorvit.train.rules import Rule
 from tailorvit.train.settings import TrainSettings
@@ -38,6 +42,29 @@ class Trained:
     skipped: int
     rollbacks: int
     loss: float
+
+
+@dataclass
+class Tally:
+    """Figures of an epoch so far."""
+
+    total: float = 0.0
+    seen: int = 0
+    hits: int = 0
+
+    def add(self, loss: float, images: int, hits: int) -> None:
+        """One step's."""
+        self.total, self.seen, self.hits = self.total + loss * images, self.seen + images, self.hits + hits
+
+    @property
+    def loss(self) -> float:
+        """Mean over the images."""
+        return self.total / max(self.seen, 1)
+
+    @property
+    def accuracy(self) -> float:
+        """Percent."""
+        return 100 * self.hits / max(self.seen, 1)
 
 
 class _State:
@@ -75,26 +102,6 @@ class _State:
         return {k: v.clone() for k, v in self.tensors().items()}, dict(self.meta)
 
 
-def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy against soft targets, in float32."""
-    return -(target * logits.float().log_softmax(-1)).sum(-1).mean()
-
-
-@contextmanager
-def without_drop_path(model: nn.Module) -> Iterator[None]:
-    """No stochastic depth inside; everything else stays as in training (evaluation mode would change batch norms)."""
-    blocks: list[tuple[Any, Any]] = [
-        (m, m.rate) for m in model.modules() if isinstance(getattr(m, "rate", None), int | float)
-    ]
-    try:
-        for block, _ in blocks:
-            block.rate = 0.0
-        yield
-    finally:
-        for block, rate in blocks:
-            block.rate = rate
-
-
 def train(
     model: nn.Module,
     batches: Batches,
@@ -114,36 +121,66 @@ def train(
         state.restore(*kept)
         if 0 < state.meta["step"] < total:
             sink.event("resume", f"going on at step {state.meta['step']} of {total}")
-    good, saved_at, loss_sum, seen, hits = state.snapshot(), time.monotonic(), 0.0, 0, 0
-    epoch_start, last = time.monotonic(), float(state.meta.get("loss", math.nan))
-    call = torch.compile(model) if settings.compile else model
+    good, saved_at, last = state.snapshot(), time.monotonic(), float(state.meta.get("loss", math.nan))
+    tally, epoch_start = Tally(), time.monotonic()
+    call = compiled(model) if settings.compile else model
+    graphs = None
+    if can_replay(model, settings, state.optimizer, device, bool(state.statistics)):
+        graphs = GraphSteps(model, call, state.optimizer, state.ema, settings, device)
+    running: deque[tuple[int, int, Pending]] = deque()  # steps launched whose figures were not looked at
+
+    def settle(step: int, images: int, loss: float | None, correct: int) -> None:
+        """Count a step's figures."""
+        nonlocal last
+        if loss is None:
+            state.meta["skipped"] += 1
+            state.meta["in_row"] += 1
+            sink.event("skip", f"step {step}: the loss or a gradient was not finite, so the step was skipped")
+        else:
+            state.meta["in_row"], state.meta["loss"], last = 0, loss, loss
+            tally.add(loss, images, correct)
+
+    def catch_up(behind: int) -> None:
+        """Look at the figures of steps that were launched, but for the last ``behind``: the GPU must not wait."""
+        while len(running) > behind:
+            step, images, pending = running.popleft()
+            loss, correct, norm = pending.read()
+            fine = math.isfinite(loss) and math.isfinite(norm)
+            settle(step, images, loss if fine else None, int(correct) // len(rule.archs_at(seed, step)))
 
     while state.meta["step"] < total:
         rolled = False
         for batch in batches.iterate(state.meta["step"], total):
             step = state.meta["step"]
             model.train()
-            seed_everything(seed, "step", step)
             lr = settings.lr_at(step, per_epoch) * state.meta["scale"]
-            loss, correct = _step(model, call, batch, rule.archs_at(seed, step), state, settings, lr, device)
-            state.meta["step"] = step + 1
-            if loss is None:
-                state.meta["skipped"] += 1
-                state.meta["in_row"] += 1
-                sink.event("skip", f"step {step}: the loss or a gradient was not finite, so the step was skipped")
+            archs = rule.archs_at(seed, step)
+            if graphs is None:
+                seed_everything(seed, "step", step)
+                loss, correct = _step(model, call, batch, archs, state, settings, lr, device)
+                settle(step, len(batch.y), loss, correct)
             else:
-                state.meta["in_row"], state.meta["loss"], last = 0, loss, loss
-                loss_sum, seen, hits = loss_sum + loss * len(batch.y), seen + len(batch.y), hits + correct
+                graphs.prepare((batch.x, batch.y, batch.target), archs)
+                seed_everything(seed, "step", step)  # after the recording, which draws as well
+                running.append((step, len(batch.y), graphs.step(archs, lr)))
+                catch_up(1)
+            state.meta["step"] = step + 1
+            ends = (step + 1) % per_epoch == 0 or step + 1 == total
+            if ends:
+                catch_up(0)
             if state.meta["in_row"] >= settings.patience:
+                catch_up(0)
                 _roll_back(state, good, settings, sink)
+                if graphs is not None:  # they know the tensors of the optimiser that was
+                    graphs = GraphSteps(model, call, state.optimizer, state.ema, settings, device)
                 rolled = True
                 break
-            rate = seen / max(time.monotonic() - epoch_start, 1e-9)
-            facts = {"loss": last, "accuracy": 100 * hits / max(seen, 1), "images_per_second": rate, "lr": lr}
+            rate = tally.seen / max(time.monotonic() - epoch_start, 1e-9)
+            facts = {"loss": last, "accuracy": tally.accuracy, "images_per_second": rate, "lr": lr}
             sink.progress(step + 1, total, facts)
-            if (step + 1) % per_epoch == 0 or step + 1 == total:
+            if ends:
                 epoch = (step + 1) // per_epoch
-                facts["loss"] = loss_sum / max(seen, 1)
+                facts["loss"] = tally.loss
                 due = epoch == settings.epochs or epoch % max(settings.epochs // 10, 1) == 0
                 sink.epoch(epoch, {**facts, **(evaluate() if evaluate and due else {})})
                 # A skipping streak is no good state: roll back to the one before it.
@@ -152,13 +189,15 @@ def train(
                 if step + 1 == total or (waited and state.meta["in_row"] == 0):
                     sink.save(state.tensors(), state.meta)
                     saved_at = time.monotonic()
-                loss_sum, seen, hits, epoch_start = 0.0, 0, 0, time.monotonic()
+                tally, epoch_start = Tally(), time.monotonic()
         if rolled:
-            loss_sum, seen, hits = 0.0, 0, 0
+            tally = Tally()
     if state.ema is not None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(state.ema[name])
+    if graphs is not None:
+        graphs.close()
     model.eval()
     return Trained(state.meta["step"], state.meta["skipped"], state.meta["rollbacks"], last)
 

@@ -37,7 +37,8 @@ class TrainSettings:
     reg_largest_only: bool = False  # sandwich only: drop path in the largest network alone (BigNAS)
     freeze: Literal["none", "tensor", "slice"] = "none"
     masked: bool = False  # one static graph for every architecture instead of slices
-    compile: bool = False  # torch.compile for plain networks; supernets run as they are
+    compile: bool = False  # torch.compile: plain networks whole, supernets of the ViT family block by block
+    graphs: bool = True  # record steps as CUDA graphs where that is possible; nothing to a CPU
     augment: str = "auto"
     checkpoint_seconds: float = 20.0  # at most this much work is lost to a kill (plus one epoch)
     patience: int = 5  # skipped steps in a row before rolling back

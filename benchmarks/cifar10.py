@@ -1,0 +1,94 @@
+"""The CIFAR-10 study: does S4 find better networks at a size limit? Many runs, as many as the minutes allow.
+
+python benchmarks/cifar10.py plan                       the jobs in their order, with their epochs
+python benchmarks/cifar10.py run --out DIR --data DIR   N processes, M minutes; started again it goes on
+python benchmarks/cifar10.py table DIR                  rows.jsonl to benchmarks/results/cifar10.json and cifar10.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from cifar10_jobs import Job, jobs
+from cifar10_queue import Queue, finished, read_rows
+
+HERE = Path(__file__).resolve().parent
+
+
+def options() -> argparse.ArgumentParser:
+    """The three commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("plan", "run"):
+        sub = commands.add_parser(name)
+        sub.add_argument("--only", default="", help="a regular expression; only jobs whose name matches")
+        sub.add_argument("--epochs-supernet", type=int, default=12, help="epochs of a supernet")
+        sub.add_argument("--epochs-final", type=int, default=24, help="epochs of every last training")
+        sub.add_argument("--batch", type=int, default=512)
+        sub.add_argument("--lr", type=float, default=1.5e-3)
+        sub.add_argument("--precision", default="bf16", choices=("bf16", "fp32"))
+        sub.add_argument("--compile", action="store_true", help="compiled blocks")
+        sub.add_argument("--device", default="cuda")
+        sub.add_argument("--data", type=Path, default=Path("data/cifar10"))
+        sub.add_argument("--eval-batch", type=int, default=2500, help="images a batch when scoring")
+        sub.add_argument("--moves", type=int, default=3, help="moves of a space at most")
+        sub.add_argument("--travel", type=int, default=8, help="moves of the travelling runs")
+        sub.add_argument("--pairs", type=int, default=20, help="pairs a dimension")
+        sub.add_argument("--samples", type=int, default=20, help="S3's members a choice")
+        sub.add_argument("--edf", type=int, default=40, help="members of every space for its error distribution")
+        sub.add_argument("--population", type=int, default=20)
+        sub.add_argument("--generations", type=int, default=6)
+        sub.add_argument("--candidates", type=int, default=200, help="networks scored without training at the end")
+        sub.add_argument("--scored", type=int, default=60, help="networks that set the scale of such scores")
+        sub.add_argument("--rank", type=int, default=6, help="networks of the first and of the last space to retrain")
+        sub.add_argument("--slopes", type=int, default=3, help="networks of each space that two readings choose")
+        sub.add_argument("--set", dest="sets", action="append", default=[], help="passed on to every recipe")
+        sub.add_argument("--tiny", action="store_true", help="small spaces, to try this on a CPU")
+        if name == "run":
+            sub.add_argument("--out", type=Path, required=True)
+            sub.add_argument("--processes", type=int, default=6)
+            sub.add_argument("--minutes", type=float, default=10.0, help="no job starts that would end later")
+            sub.add_argument("--grace", type=float, default=0.5, help="minutes that running jobs may go on after that")
+            sub.add_argument("--retry", action="store_true", help="try jobs again that failed twice before")
+            sub.add_argument("--keep", action="store_true", help="keep the run folders of finished jobs")
+    table = commands.add_parser("table")
+    table.add_argument("out", type=Path)
+    table.add_argument("--json", type=Path, default=HERE / "results" / "cifar10.json")
+    table.add_argument("--markdown", type=Path, default=HERE / "cifar10.md")
+    table.add_argument("--tiny", action="store_true")
+    return parser
+
+
+def plan(todo: list[Job], done: set[str]) -> None:
+    """Print the jobs and the running sum of their epochs."""
+    total = 0.0
+    for job in todo:
+        total += 0 if job.name in done else job.epochs
+        print(f"{'done ' if job.name in done else ''}{job.name:34s} {job.epochs:7.1f} {total:9.1f}")
+
+
+def main() -> None:
+    """Parse and call."""
+    asked = options().parse_args()
+    if asked.command == "table":
+        from cifar10_tables import write
+
+        write(asked.out, asked.json, asked.markdown, asked.tiny)
+        return
+    if asked.command == "run":
+        asked.data = asked.data.resolve()
+    todo = [j for j in jobs(asked) if re.search(asked.only, j.name)]
+    if asked.command == "plan":
+        plan(todo, set())
+        return
+    asked.out.mkdir(parents=True, exist_ok=True)
+    rest = {k: getattr(asked, k) for k in ("grace", "tiny", "keep", "retry")}
+    queue = Queue(todo, asked.out, asked.processes, asked.minutes, **rest)
+    plan(todo, set(finished(read_rows(asked.out))))
+    queue.work()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The jobs of the CIFAR-10 study: which runs, in which order, with which recipes, and what each costs in epochs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cifar10_sizes import FULL, TINY, Size, Table, uniform
+
+from tailorvit.config import merged, overrides
+
+TRAIN_IMAGES, SEARCH_IMAGES = 45_000, 5_000
+FORWARD = 1 / 3  # of a training step: what scoring an image costs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process of work: a whole run, and what to look at once it has ended."""
+
+    name: str
+    case: str
+    seed: int
+    size: str
+    recipe: Table
+    epochs: float  # of 45,000 images at the cost of the 1.5M network, for the estimate of its time
+    needs: str = ""  # the job whose row gives this one its architecture
+    pick: tuple[str, int] | None = None  # (list in that row, place)
+    rank: str = ""  # "first" or "last": members of that space to score with the run's inherited weights
+    members: int = 0  # how many, and how many to draw from the spaces two ways of reading slopes would choose
+
+
+S4 = {"method": "s4"}
+WARM = {**S4, "s4": {"warm_start": True}}
+
+
+def _warm(**more: Any) -> Table:
+    return {**S4, "s4": {"warm_start": True, **more}}
+
+
+CASES: dict[str, Table] = {
+    "b autoformer": {"method": "autoformer"},
+    # S3's paper trains by the sandwich. Here all supernets are trained alike: methods differ in how the space moves.
+    "c s3": {"method": "s3", "train": {"rule": "single_path"}},
+    "d s4": S4,
+    "e s4 warm": WARM,
+    "f s4 dss": {**S4, "seek": {"evaluator": "dss"}},
+    "f s4 predictor": {**S4, "seek": {"evaluator": "predictor"}},
+    "g s4 raw slopes": _warm(slope_units="raw"),
+    "g s4 sized by middle": _warm(sized_by="middle"),
+    "g s4 beyond size": _warm(per_size=True, significance=1.0),
+    "g s4 anchors": _warm(sized_by="middle", anchors=6),
+    "g s4 sandwich": {**WARM, "train": {"rule": "sandwich"}},
+}
+BETTER = tuple(c for c in CASES if c[0] == "g" and c != "g s4 sandwich")
+
+
+def base(asked: argparse.Namespace, seed: int, size: Size) -> Table:
+    """What all runs of a size share: data, limits, training, search."""
+    train = {
+        "batch": asked.batch,
+        "lr": asked.lr,
+        "precision": asked.precision,
+        "compile": asked.compile,
+        "augment": "mild",  # shifts by four pixels, flips, label smoothing: what suits some forty epochs
+        "checkpoint_seconds": 60.0,
+    }
+    half = max(1, asked.population // 2 - 1)
+    recipe: Table = {
+        "seed": seed,
+        "device": asked.device,
+        "threads": 1,
+        "baseline": False,
+        "data": {"source": str(asked.data), "image_size": 32},
+        "limits": size.limits,
+        "space": size.space(),
+        "train": {**train, "epochs": asked.epochs_supernet, "warmup": asked.epochs_supernet / 10},
+        "evaluate": {"batch": asked.eval_batch},
+        "search": {"name": "evolution", "population": asked.population, "parents": max(2, asked.population // 4)},
+        "final": {
+            "how": "retrain",
+            "train": {**train, "epochs": asked.epochs_final, "warmup": asked.epochs_final / 10},
+        },
+        "s4": {"iterations": asked.moves, "pairs": asked.pairs},
+        "s3": {"updates": asked.moves, "samples": asked.samples, "top": max(1, asked.samples // 4), "max_shift": 1},
+        "seek": {"samples": asked.scored},
+        "proxy": {"candidates": asked.candidates},
+        "analysis": {"samples": asked.edf, "images": 0, "mistakes": 0},
+    }
+    recipe["search"] |= {"generations": asked.generations, "crossover": half, "mutation": half}
+    return recipe
+
+
+def cost(recipe: Table, heavy: float) -> float:
+    """Epochs of a run at the cost of the 1.5M network: supernets, scores, anchors and the last training."""
+    s4, method, total = recipe["s4"], recipe["method"], float(recipe["final"]["train"]["epochs"])
+    if method == "fixed" or recipe["seek"].get("evaluator", "supernet") != "supernet":
+        return heavy * total
+    moves = {"autoformer": 0, "s3": recipe["s3"]["updates"]}.get(method, s4["iterations"])
+    share = s4.get("warm_share", 0.5) if s4.get("warm_start") and method == "s4" else 1.0
+    own = recipe["train"]["epochs"] * (4 if recipe["train"].get("rule") == "sandwich" else 1)
+    scored = (moves + 1) * recipe["analysis"]["samples"]
+    scored += recipe["search"]["population"] * (1 + recipe["search"]["generations"])
+    scored += moves * (11 * recipe["s3"]["samples"] if method == "s3" else 8 * s4["pairs"])
+    anchors = s4.get("anchors", 0) * s4.get("anchor_share", 0.5) * total
+    return heavy * (total + own * (1 + moves * share) + anchors + FORWARD * scored * SEARCH_IMAGES / TRAIN_IMAGES)
+
+
+class List:
+    """Jobs in the order of how much they are wanted."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.jobs = asked, list[Job]()
+        self.sizes = TINY if asked.tiny else FULL
+
+    def add(self, case: str, seed: int, more: Table, size: str = "1.5M", name: str = "", **rest: Any) -> None:
+        """A run: what all share, what the case adds, what was set by hand."""
+        recipe = merged(merged(base(self.asked, seed, self.sizes[size]), more), overrides(self.asked.sets))
+        if recipe["train"].get("rule") == "sandwich":  # four networks a step: a quarter of the epochs is the same work
+            recipe["train"]["epochs"] = max(1, recipe["train"]["epochs"] // 4)
+        label = name or f"{case.replace(' ', '-')}-{seed}"
+        self.jobs.append(Job(label, case, seed, size, recipe, cost(recipe, self.sizes[size].heavy), **rest))
+
+    def plain(self, case: str, seed: int, arch: Table | None, name: str = "", size: str = "1.5M", **rest: Any) -> None:
+        """One network from scratch; without an architecture another job's row will tell it."""
+        more = {"method": "fixed"} if arch is None else {"method": "fixed", "arch": arch}
+        self.add(case, seed, {**more, "limits": {"min_params": 1}}, size, name, **rest)
+
+    def hand(self, seed: int, size: str = "1.5M", suffix: str = "") -> None:
+        """The hand-designed network."""
+        self.plain(f"a hand-designed{suffix}", seed, uniform(*self.sizes[size].hand), size=size)
+
+    def ladder(self, seed: int) -> None:
+        """Uniform networks at the limit, from shallow to deep: where the good region truly is."""
+        for depth, embed, heads in self.sizes["1.5M"].ladder:
+            self.plain("landscape", seed, uniform(depth, embed, heads), f"landscape-{depth}-{seed}")
+
+    def study(self, seed: int, cases: tuple[str, ...]) -> None:
+        """Methods at 1.5M; seed 0 also serves the study of ranks and that of slopes."""
+        for case in cases:
+            looked = {"b autoformer": "first", "e s4 warm": "last"} if seed == 0 else {}
+            members = self.asked.rank if case in looked else self.asked.slopes if case == "d s4" and not seed else 0
+            self.add(case, seed, CASES[case], rank=looked.get(case, ""), members=members)
+
+    def travel(self, mode: str, starts: tuple[str, ...]) -> None:
+        """Many short moves from a start: one grid step a move, two, or as many as repeat the direction (adaptive)."""
+        more = {"warm_start": True, "warm_share": 0.25, "iterations": self.asked.travel}
+        more |= {"pairs": max(4, self.asked.pairs * 3 // 5)} | ({"stride": "adaptive"} if mode == "adaptive" else {})
+        for start in starts:
+            first = self.sizes["1.5M"].space(start, 2 if mode == "x2" else 1)
+            self.add(f"travel {start} {mode}", 0, {**S4, "space": first, "s4": more})
+
+
+def jobs(asked: argparse.Namespace) -> list[Job]:
+    """All jobs: what others wait for and what takes long first, then the most wanted."""
+    todo = List(asked)
+    whole = ("e s4 warm", "b autoformer", "d s4", "c s3", "f s4 dss", "f s4 predictor")
+    todo.study(0, whole[:2])
+    todo.hand(0)
+    todo.study(0, whole[2:])
+    for case in whole[:2]:
+        todo.add(f"{case} 6M", 0, CASES[case], "6M")
+    todo.hand(0, "6M", " 6M")
+    todo.hand(1)
+    todo.study(1, whole)
+    first = todo.sizes["1.5M"].first()
+    for k, arch in enumerate(todo.sizes["1.5M"].near(first, asked.rank, "first")):
+        todo.plain("rank first", 0, arch.to_dict(), f"rank-first-{k}")
+    for k in range(asked.rank):
+        todo.plain("rank last", 0, None, f"rank-last-{k}", needs="e-s4-warm-0", pick=("rank", k))
+    todo.ladder(0)
+    todo.hand(2)
+    todo.study(2, whole)
+    todo.study(0, ("g s4 anchors", "g s4 sized by middle"))
+    todo.travel("x1", ("shallow", "deep"))
+    todo.travel("adaptive", ("shallow", "deep"))
+    for k in range(asked.slopes):
+        for units in ("step", "raw"):
+            todo.plain(f"slopes {units}", 0, None, f"slopes-{units}-{k}", needs="d-s4-0", pick=(f"next_{units}", k))
+    todo.study(0, ("g s4 raw slopes", "g s4 beyond size"))
+    for seed in (3, 4):
+        todo.hand(seed)
+    for seed in (1, 2):
+        todo.study(seed, BETTER)
+    todo.travel("x2", ("shallow", "deep"))
+    todo.travel("adaptive", ("s4",))
+    todo.study(0, ("g s4 sandwich",))
+    todo.ladder(1)
+    todo.add("d s4 6M", 0, CASES["d s4"], "6M")
+    return todo.jobs
+
+
+def ready(job: Job, rows: Mapping[str, Table]) -> Table | str | None:
+    """The job's recipe; a sentence where it cannot be run at all; None while it waits for another job's row."""
+    if job.pick is None:
+        return job.recipe
+    if job.needs not in rows:
+        return None
+    listed = rows[job.needs].get(job.pick[0]) or []
+    if job.pick[1] >= len(listed):
+        return f"{job.needs} names no such network"
+    arch = listed[job.pick[1]]
+    return {**job.recipe, "arch": arch.get("genes", arch)}

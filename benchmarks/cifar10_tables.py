@@ -1,0 +1,236 @@
+"""From the rows of the CIFAR-10 study to its JSON and to the tables of cifar10.md; nothing is typed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cifar10_queue import finished, read_rows
+from cifar10_ranks import study
+from cifar10_sizes import FULL, TINY, Size
+from cifar10_slopes import stability
+
+Table = dict[str, Any]
+MARKS = ("<!-- tables -->", "<!-- end of tables -->")
+DIMS = ("depth", "mlp", "heads", "embed")
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Markdown; "none yet" where there are no rows."""
+    if not rows:
+        return "None yet."
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, r))} |" for r in rows)])
+
+
+def mean(values: Sequence[float], form: str = "{:.2f}", spread: bool = True) -> str:
+    """Mean and, from two values on, standard deviation."""
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    if not known:
+        return "-"
+    text = form.format(float(np.mean(known)))
+    return f"{text} ± {form.format(float(np.std(known, ddof=1)))}" if spread and len(known) > 1 else text
+
+
+def noise(groups: Mapping[str, Sequence[Table]]) -> tuple[float, int]:
+    """Standard deviation of test accuracy between seeds of one case, pooled over cases, and its degrees of freedom."""
+    squares, freedom = 0.0, 0
+    for rows in groups.values():
+        tests = np.array([r["test"] for r in rows])
+        if len(tests) > 1:
+            squares, freedom = squares + float(((tests - tests.mean()) ** 2).sum()), freedom + len(tests) - 1
+    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
+
+
+def methods(rows: Sequence[Table], size: str) -> str:
+    """One line a case: accuracy, its distance to the hand-designed network, what it cost."""
+    wanted = [r for r in rows if r["size"] == size and r["case"][:2] in ("a ", "b ", "c ", "d ", "e ", "f ", "g ")]
+    groups = {c: [r for r in wanted if r["case"] == c] for c in sorted({r["case"] for r in wanted})}
+    sd, freedom = noise(groups)
+    hand = next((g for c, g in groups.items() if c.startswith("a ")), [])
+    lines = []
+    for case, some in groups.items():
+        apart = "-"
+        if hand and some is not hand:
+            gap = float(np.mean([r["test"] for r in some]) - np.mean([r["test"] for r in hand]))
+            reach = 1.96 * sd * math.sqrt(1 / len(some) + 1 / len(hand))
+            apart = f"{gap:+.2f}" + (f" ± {reach:.2f}" if math.isfinite(reach) else "")
+        counts = [mean([r[k] for r in some], "{:,.0f}", False) for k in ("params", "macs")]
+        tests = mean([r["test"] for r in some])
+        times = [mean([r[k] for r in some], "{:.0f}", False) for k in ("search_seconds", "seconds")]
+        moved = mean([sum(d["kind"] == "move" for d in r["decisions"]) for r in some], "{:.1f}", False)
+        lines.append([case, len(some), *counts, tests, apart, *times, moved])
+    head = ("case", "seeds", "parameters", "MACs", "test %", "against (a)", "search, s", "whole run, s", "moves")
+    told = f"Standard deviation between seeds, pooled over the cases: {sd:.2f} points ({freedom} degrees of freedom)."
+    return grid(head, lines) + (f"\n\n{told}" if freedom else "")
+
+
+def _span(space: Table) -> str:
+    parts = []
+    for key in DIMS:
+        choices = space["dims"][key]["choices"]
+        parts.append(f"{key} {choices[0]:g}-{choices[-1]:g}" if len(choices) > 1 else f"{key} {choices[0]:g}")
+    return ", ".join(parts)
+
+
+def paths(rows: Sequence[Table]) -> str:
+    """Every space passed, with the error distribution of its members under the supernet there."""
+    lines = []
+    for row in rows:
+        for i, place in enumerate(row["path"] if len(row["path"]) > 1 else []):
+            step, last = place.get("step", 0), i + 1 == len(row["path"])
+            repaired = place.get("repair") or (not last and row["path"][i + 1].get("repair"))
+            seen = [] if repaired and not place.get("repair") else row["edf"].get(f"edf-{step}") or []
+            errors = 100 - np.array([v for v in seen if v is not None])
+            told = [f"{np.quantile(errors, q):.1f}" for q in (0, 0.25, 0.5, 0.75)] if len(errors) else ["-"] * 4
+            sizes = row["edf_params"].get(f"edf-{step}") or []
+            size = f"{np.mean(sizes) / 1e6:.2f}M" if sizes and len(errors) else "-"
+            what = "repair" if place.get("repair") else f"step {step}"
+            top = f"{place['largest']['params'] / 1e6:.2f}M"
+            lines.append([row["name"], what, _span(place["space"]), top, size, len(errors), *told])
+    head = (
+        "run",
+        "space",
+        "choices",
+        "largest",
+        "mean member",
+        "members",
+        "least error",
+        "quartile",
+        "median",
+        "third",
+    )
+    return grid(head, lines)
+
+
+def landscape(rows: Sequence[Table]) -> str:
+    """Uniform networks at the limit, from shallow to deep, the hand-designed one among them."""
+    some = [r for r in rows if r["case"] in ("landscape", "a hand-designed")]
+    shapes: dict[tuple[Any, ...], list[Table]] = {}
+    for r in some:
+        shapes.setdefault((r["arch"]["depth"], r["arch"]["embed"], r["arch"]["heads"][0]), []).append(r)
+    lines = [
+        [d, e, h, mean([r["params"] for r in g], "{:,.0f}", False), len(g), mean([r["test"] for r in g])]
+        for (d, e, h), g in sorted(shapes.items())
+    ]
+    return grid(("depth", "embed", "heads", "parameters", "seeds", "test %"), lines)
+
+
+def ranks(found: Table) -> str:
+    """Kendall's tau of every ranking against retrained accuracy."""
+    lines = []
+    for row in found["taus"]:
+        band = row["interval"]
+        told = "-" if row["tau"] is None else f"{row['tau']:+.2f}"
+        reach = "-" if band is None else f"{band[0]:+.2f} to {band[1]:+.2f}"
+        lines.append([row["space"], row["by"], row["networks"], told, reach])
+    text = grid(("space", "ranked by", "networks", "tau", "95 % interval"), lines)
+    if found.get("gap_per_block") is not None:
+        text += (
+            f"\n\nRetrained less inherited accuracy grows by {found['gap_per_block']:+.2f} points a block and "
+            f"{found['gap_per_100k']:+.2f} points per 100,000 parameters: what the supernets hide."
+        )
+    return text
+
+
+def slopes(rows: Sequence[Table], sizes: Mapping[str, Size]) -> tuple[str, list[Table]]:
+    """Per step: slopes with errors, the moves both readings choose, and how often pairs drawn anew choose them."""
+    lines, kept = [], []
+    for row in rows:
+        if row["method"] != "s4" or not row["slopes"] or "edf-0" not in row["edf"]:
+            continue
+        if any(s.get("per_log_size") or s.get("added") for s in row["slopes"]):
+            continue  # their slopes are not the pairs' means, and "middle" has other legal moves
+        if "middle" in row["case"]:
+            continue
+        for step in sorted({s["t"] for s in row["slopes"]}):
+            found = stability(row, step, sizes[row["size"]])
+            if found is None:
+                continue
+            kept.append({"name": row["name"], **found})
+            z = ", ".join(f"{k} {v:+.2f} ± {found['se_step'][k]:.2f}" for k, v in found["z_step"].items())
+            gamma = [" ".join(f"{g:+d}" if g else "0" for g in found["gamma"][u]) for u in ("step", "raw")]
+            shares = [f"{100 * found['again'][u]:.0f} %" for u in ("step", "raw")]
+            same = f"{100 * found['same']:.0f} %"
+            lines.append([row["name"], step, z, found["legal"], gamma[0], shares[0], gamma[1], shares[1], same])
+    head = ("run", "step", "points per step ± s.e.", "legal", "by step", "again", "by raw", "again", "both the same")
+    return grid(head, lines), kept
+
+
+def next_spaces(rows: Sequence[Table]) -> str:
+    """Members near the limit of the spaces that step and raw slopes choose, retrained."""
+    lines = []
+    for units in ("step", "raw"):
+        some = [r for r in rows if r["case"] == f"slopes {units}"]
+        if some:
+            tests = [r["test"] for r in some]
+            size = mean([r["params"] for r in some], "{:,.0f}", False)
+            lines.append([units, len(some), size, mean(tests), f"{max(tests):.2f}"])
+    return grid(("slopes", "members", "parameters", "test %", "best"), lines)
+
+
+def travels(rows: Sequence[Table]) -> str:
+    """How far S4 went from three starts, and what was found there."""
+    lines = []
+    for row in [r for r in rows if r["case"].startswith("travel")]:
+        _, start, mode = row["case"].split()
+        gone = sum(sum(map(abs, d["gamma"].values())) for d in row["decisions"] if d["kind"] == "move")
+        moved = sum(d["kind"] == "move" for d in row["decisions"])
+        ends = [_span(row["path"][0]["space"]), _span(row["path"][-1]["space"])]
+        figures = [f"{row['params']:,}", f"{row['test']:.2f}", f"{row['search_seconds']:.0f}"]
+        lines.append([start, mode, moved, gone * (2 if mode == "x2" else 1), *ends, *figures])
+    head = ("start", "steps", "moves", "grid steps in all", "from", "to", "parameters", "test %", "search, s")
+    return grid(head, lines)
+
+
+def write(place: Path, json_path: Path, markdown: Path, tiny: bool) -> None:
+    """Write the JSON and put the tables between the marks of the page."""
+    every, sizes = read_rows(place), TINY if tiny else FULL
+    done = finished(every)
+    rows = [r for r in done.values() if "test" in r]
+    small = [r for r in rows if r["size"] == "1.5M"]
+    ranked = study(done, sizes["1.5M"])
+    slope_text, stable = slopes(rows, sizes)
+    told = [r for r in small if r["case"][0] in "cdefg" and r["case"][1] == " "]
+    lost = {r["name"]: r["error"].splitlines()[-1][-160:] for r in every if not r.get("ok") and r["name"] not in done}
+    parts = {
+        "1.5M parameters": methods(rows, "1.5M"),
+        "6M parameters": methods(rows, "6M"),
+        "Uniform networks at the limit": landscape(small),
+        "The way of the space, and errors of its members with inherited weights": paths(told),
+        "What knows retrained accuracy": ranks(ranked),
+        "Slopes: step or raw, and their noise": slope_text,
+        "Spaces that step and raw slopes choose": next_spaces(small),
+        "Travel": travels(small),
+        "Jobs that failed": grid(("job", "why"), list(lost.items())),
+    }
+    text = "\n\n".join(f"### {title}\n\n{body}" for title, body in parts.items())
+    json_path.parent.mkdir(parents=True, exist_ok=True)
+    kept = [_compact(r) for r in rows]
+    facts = {"date": date.today().isoformat(), "rows": kept, "ranks": ranked, "stability": stable, "failed": lost}
+    json_path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    page = markdown.read_text(encoding="utf-8") if markdown.is_file() else ""
+    if MARKS[0] not in page:
+        page += f"\n{MARKS[0]}\n{MARKS[1]}\n"
+    block = f"{MARKS[0]}\n{text}\n{MARKS[1]}"
+    page = re.sub(re.escape(MARKS[0]) + ".*" + re.escape(MARKS[1]), lambda _: block, page, flags=re.S)
+    markdown.write_text(page, encoding="utf-8")
+    print(f"{text}\n\nwrote {json_path} ({json_path.stat().st_size / 1e6:.1f} MB) and {markdown}")
+
+
+def _compact(row: Table) -> Table:
+    """A row as the repository keeps it: without tables that can be computed again."""
+    kept = {k: v for k, v in row.items() if k not in ("best", "edf_params", "stages", "warnings")}
+    kept["decisions"] = [{k: v for k, v in d.items() if k != "legal"} for d in row["decisions"]]
+    kept["path"] = [{k: v for k, v in p.items() if k != "space"} | _dims(p["space"]) for p in row["path"]]
+    return kept
+
+
+def _dims(space: Table) -> Table:
+    return {"dims": {k: space["dims"][k]["choices"] for k in space["dims"]}}

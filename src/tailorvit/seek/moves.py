@@ -1,0 +1,95 @@
+"""The neighbours of a space: which moves there are, how large the space is after each, and which are legal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from tailorvit.arch import Arch
+from tailorvit.costs.meter import Meter
+from tailorvit.errors import TailorError, unknown
+from tailorvit.rng import generator
+from tailorvit.seek.directions import neighbours
+from tailorvit.space import Space
+
+MAX_DIMS = 10  # 59,048 neighbours, each counted once a step
+SizedBy = Literal["largest", "middle"]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A neighbour: the direction that leads there and the cost of the member it is sized by."""
+
+    gamma: tuple[int, ...]
+    space: Space = field(repr=False)
+    size: float
+
+
+def size_metric(meter: Meter) -> str:
+    """The cost a space is sized by: the first with an upper limit, else parameters."""
+    return next((m for m, _, high in meter.limits if high is not None), "params")
+
+
+def sized(space: Space, by: SizedBy = "largest") -> Arch:
+    """The member whose cost is the space's size: the largest, as in the paper, or the one with middle values."""
+    arch = space.largest()
+    if by == "largest":
+        return arch
+    rng = generator(0, "middle")  # asked for blocks a greater depth adds; going down from the largest adds none
+    for dim in space.dims:
+        arch = space.with_value(arch, dim.key, dim.choices[(len(dim.choices) - 1) // 2], rng)
+    return arch
+
+
+def movable(space: Space, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """The dimensions that move: those named, or all; an error where their neighbours are too many to look at."""
+    for key in named:
+        if key not in space.keys:
+            raise unknown("dimension in s4.dims", key, space.keys)
+    keys = tuple(k for k in space.keys if k in named) if named else space.keys
+    if len(keys) > MAX_DIMS:
+        raise TailorError(
+            f"S4 looks at all 3^n - 1 neighbours of a space, and this one has n = {len(keys)} dimensions; {MAX_DIMS} "
+            "at most: name those that move in s4.dims, or use a method without neighbours (s3, autoformer)."
+        )
+    return keys
+
+
+def moves(
+    space: Space,
+    meter: Meter,
+    nonpositive: Literal["drop", "strict"] = "drop",
+    legal: bool = True,
+    dims: Sequence[str] = (),
+    by: SizedBy = "largest",
+    stride: int = 1,
+) -> list[Move]:
+    """The neighbours of a space; by default those whose sizing member lies strictly under every upper limit.
+
+    A lower limit asks the same member to reach it, so that something in the space can. A neighbour lies ``stride``
+    steps away in every dimension that moves.
+    """
+    metric, found = size_metric(meter), []
+    at = [space.keys.index(key) for key in movable(space, dims)]
+    directions = np.zeros((3 ** len(at) - 1, len(space.dims)), dtype=np.int64)
+    directions[:, at] = stride * neighbours(len(at))
+    for gamma in directions.tolist():
+        try:
+            moved = space.shift(dict(zip(space.keys, gamma, strict=True)), nonpositive)
+        except TailorError:
+            continue  # a dimension would lose all its choices
+        top = sized(moved, by)
+        low_ok = all(low is None or meter.cost(m, top) >= low for m, low, _ in meter.limits)
+        if not legal or (meter.below(top) and low_ok):
+            found.append(Move(tuple(gamma), moved, meter.cost(metric, top)))  # type: ignore[arg-type]
+    return found
+
+
+def next_stride(stride: int, before: Sequence[int], now: Sequence[int], most: int) -> int:
+    """Twice the stride after a move along the one before it (within 60 degrees), half of it after a turn."""
+    a, b = np.asarray(before, dtype=np.float64), np.asarray(now, dtype=np.float64)
+    along = float(a @ b) >= 0.5 * float(np.linalg.norm(a) * np.linalg.norm(b))
+    return min(most, 2 * stride) if along else max(1, stride // 2)

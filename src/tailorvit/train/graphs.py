@@ -1,0 +1,264 @@
+"""Training steps and evaluations as CUDA graphs: recorded once per shape, then replayed with one launch.
+
+A step of a transformer is hundreds of kernels; where launching them takes longer than running them, the GPU waits for
+Python. A recorded step has no Python in it. Shapes must repeat, so a supernet runs by groups (``model.grouped``): one
+recording per width and depth, heads and hidden widths switched by numbers that are an input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tailorvit.arch import Arch
+from tailorvit.train.losses import soft_cross_entropy, without_drop_path
+from tailorvit.train.optim import SliceAdamW
+from tailorvit.train.settings import TrainSettings
+
+
+def can_replay(
+    model: nn.Module, settings: TrainSettings, optimizer: torch.optim.Optimizer, device: str, batch_norms: bool
+) -> bool:
+    """Whether a training's steps can be recorded: what they do may not depend on values the host would have to see."""
+    plain = isinstance(optimizer, torch.optim.AdamW) and not isinstance(optimizer, SliceAdamW)
+    elastic = not hasattr(model, "slices") or hasattr(model, "grouped")
+    return (
+        settings.graphs
+        and torch.device(device).type == "cuda"
+        and plain
+        and elastic
+        and settings.freeze == "none"
+        and not (settings.masked or batch_norms)
+    )
+
+
+class Recorder:
+    """Recordings by key, in one pool of memory: what they write for others lies outside it, so any order is safe.
+
+    Where there is no CUDA the work itself is kept and done again, which is how the tests look at it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.graphs: dict[Hashable, Callable[[], None]] = {}
+        self.cuda = device.type == "cuda"
+        self.pool: Any = None
+
+    def record(self, key: Hashable, work: Callable[[], None]) -> bool:
+        """Record a piece of work unless that was done; True where it was run (once) to warm up."""
+        if key in self.graphs:
+            return False
+        if not self.cuda:
+            self.graphs[key] = work
+            work()
+            return True
+        side, here = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            work()  # compilers, autotuners and libraries settle before the recording
+        here.wait_stream(side)
+        torch.cuda.empty_cache()  # the recording has memory of its own: do not hold both
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            work()
+        self.pool = self.pool or graph.pool()
+        self.graphs[key] = graph.replay
+        return True
+
+    def replay(self, key: Hashable) -> None:
+        """Run a recording."""
+        self.graphs[key]()
+
+
+class Pending:
+    """The figures of a step that may still be running."""
+
+    def __init__(self, figures: Tensor) -> None:
+        self.host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=figures.is_cuda)
+        self.host.copy_(figures, non_blocking=True)
+        self.done = torch.cuda.Event() if figures.is_cuda else None
+        if self.done is not None:
+            self.done.record()
+
+    def read(self) -> list[float]:
+        """Wait for the step, no longer."""
+        if self.done is not None:
+            self.done.synchronize()
+        return [float(v) for v in self.host]
+
+
+class GraphSteps:
+    """Optimiser steps over one batch and the architectures of a rule; the same arithmetic as the loop's own step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Callable[..., Tensor],
+        optimizer: torch.optim.Optimizer,
+        ema: Mapping[str, Tensor] | None,
+        settings: TrainSettings,
+        device: str,
+    ) -> None:
+        self.model, self.call, self.optimizer, self.ema = model, call, optimizer, ema
+        self.settings, self.device = settings, torch.device(device)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.gradients = [torch.zeros_like(p) for p in self.parameters]
+        for p, grad in zip(self.parameters, self.gradients, strict=True):
+            p.grad = grad
+        # Weights of products in 16 bits: one launch for all, instead of a cast for each in both directions.
+        self.short: dict[str, Tensor] = {}
+        if settings.precision == "bf16" and call is model and not hasattr(model, "slices"):
+            self.short = {n: p.detach().bfloat16().requires_grad_() for n, p in _of_products(model).items()}
+        self.rate = torch.zeros((), device=device)
+        for group in optimizer.param_groups:
+            group["lr"], group["capturable"] = self.rate, self.device.type == "cuda"
+        self.sums = torch.zeros(2, device=device)  # loss, right answers
+        self.figures = torch.zeros(3, device=device)  # the same, and the norm of the gradient
+        self.bad = torch.zeros((), device=device)
+        cast(Any, optimizer).found_inf = self.bad  # the fused AdamW leaves everything as it is where this is one
+        self.recorder = Recorder(self.device)
+        self.inputs: tuple[Tensor, ...] = ()
+        self.switches: list[Tensor] = []
+        self.teacher: Tensor | None = None
+
+    def prepare(self, batch: Sequence[Tensor], archs: Sequence[Arch | None]) -> None:
+        """Record what this step needs and was not recorded; weights and averages stay as they are."""
+        if not self.inputs:
+            self.inputs = tuple(torch.empty_like(t, device=self.device) for t in batch)
+            self.teacher = torch.empty_like(self.inputs[2], dtype=torch.float32)
+            blank = [None if a is None else cast(Any, self.model).switches(a).to(self.device) for a in archs]
+            self.switches = [torch.zeros(0) if b is None else b for b in blank]
+        for mine, theirs in zip(self.inputs, batch, strict=True):
+            mine.copy_(theirs, non_blocking=True)
+        fresh = []
+        for i, arch in enumerate(archs):
+            fresh.append(self.recorder.record(self._key(i, arch), partial(self._learn, i, arch, len(archs))))
+        if "finish" not in self.recorder.graphs:
+            self.sums.fill_(math.nan)  # so that the warm-up counts as a step to skip
+            fresh.append(self.recorder.record("finish", self._finish))
+        if any(fresh):
+            torch._foreach_zero_(self.gradients)
+            self.sums.zero_()
+
+    def step(self, archs: Sequence[Arch | None], rate: float) -> Pending:
+        """Replay the step that was prepared; its batch is in place."""
+        self.rate.fill_(rate)
+        for i, arch in enumerate(archs):
+            if arch is not None:
+                own = cast(Any, self.model).switches(arch)
+                self.switches[i].copy_(own.pin_memory() if self.recorder.cuda else own, non_blocking=True)
+            self.recorder.replay(self._key(i, arch))
+        self.recorder.replay("finish")
+        return Pending(self.figures)
+
+    def close(self) -> None:
+        """Give the memory of recordings and gradients back."""
+        self.recorder = Recorder(self.device)
+        for p in self.parameters:
+            p.grad = None
+
+    def _key(self, i: int, arch: Arch | None) -> Hashable:
+        group = None if arch is None else cast(Any, self.model).group(arch)
+        return i, group
+
+    def _learn(self, i: int, arch: Arch | None, count: int) -> None:
+        """Gradients of one architecture, added to what is there."""
+        settings, (x, y, target) = self.settings, self.inputs
+        spare = settings.reg_largest_only and i > 0
+        paths: AbstractContextManager[None] = without_drop_path(self.model) if spare else nullcontext()
+        with paths, self._half():
+            if arch is None:
+                logits = self._short_call(x) if self.short else self.call(x)
+            else:
+                model = cast(Any, self.model)
+                logits = model.grouped(x, model.group(arch), self.switches[i])
+        assert self.teacher is not None
+        loss = soft_cross_entropy(logits, self.teacher if settings.distill and i else target)
+        self._add_gradients(loss * (1 / count if settings.clip else 1.0))
+        with torch.no_grad():
+            if settings.distill and i == 0:
+                self.teacher.copy_(logits.float().softmax(-1))
+            self.sums[0] += loss / count
+            self.sums[1] += (logits.argmax(-1) == y).sum()
+
+    def _half(self) -> AbstractContextManager[Any]:
+        # No cache of casts: what it keeps would have to outlive a recording.
+        on = self.settings.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=on, cache_enabled=False)
+
+    def _short_call(self, x: Tensor) -> Tensor:
+        """A plain network's answer through the 16-bit copies of its weights, as autocast would make them."""
+        named = dict(self.model.named_parameters())
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.short.values()), [named[n].detach() for n in self.short])
+        out: Tensor = torch.func.functional_call(self.model, self.short, (x,))
+        return out
+
+    def _add_gradients(self, loss: Tensor) -> None:
+        """The loss's gradients on top of those that are there, in a few launches."""
+        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        used = [self.short.get(n, p) for n, p in named.items()]
+        found = torch.autograd.grad(loss, used, allow_unused=True)
+        pairs = [(mine, new) for mine, new in zip(self.gradients, found, strict=True) if new is not None]
+        mine, new = [m for m, _ in pairs], [n for _, n in pairs]
+        if self.short:  # a plain network: one pass a step, so there is nothing to add to
+            torch._foreach_copy_(mine, new)
+        else:
+            torch._foreach_add_(mine, new)
+
+    def _finish(self) -> None:
+        """Clip, step and average, unless something was not finite; then make ready for the next step."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or math.inf, foreach=True)
+        with torch.no_grad():
+            good = norm.isfinite() & self.sums[0].isfinite()
+            self.bad.copy_(~good)
+            self.figures.copy_(torch.cat([self.sums, norm[None]]))
+        self.optimizer.step()
+        with torch.no_grad():
+            if self.ema is not None:
+                weight = (1 - self.settings.ema) * good
+                for name, parameter in self.model.named_parameters():
+                    self.ema[name].lerp_(parameter, weight.to(parameter.dtype))
+            torch._foreach_zero_(self.gradients)
+            self.sums.zero_()
+
+
+def _of_products(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of linear layers and convolutions, which autocast runs in 16 bits."""
+    owners = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    return {f"{n}.{leaf}": p for n, m in owners for leaf, p in m.named_parameters(recurse=False)}
+
+
+class GraphCalls:
+    """A supernet's answers, recorded per group and shape: ``call(x, arch)``."""
+
+    def __init__(self, model: nn.Module, bf16: bool) -> None:
+        self.model, self.bf16, self.device = model, bf16, next(model.parameters()).device
+        self.recorder = Recorder(self.device)
+        self.inputs: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self.answers: dict[Hashable, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, arch: Arch) -> Tensor:
+        """Logits (B, classes); the next call with images of this shape writes over them."""
+        model, shape = cast(Any, self.model), tuple(x.shape)
+        group, own = model.group(arch), model.switches(arch)
+        if shape not in self.inputs:
+            self.inputs[shape] = torch.empty_like(x), own.to(x.device)
+        images, switches = self.inputs[shape]
+        images.copy_(x)
+        switches.copy_(own.pin_memory() if x.is_cuda else own, non_blocking=True)
+
+        def work() -> None:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+                logits = model.grouped(images, group, switches)
+            self.answers.setdefault(shape, torch.empty_like(logits)).copy_(logits)
+
+        self.recorder.record((group, shape), work)
+        self.recorder.replay((group, shape))
+        return self.answers[shape]

@@ -1,0 +1,193 @@
+"""S4's ways to go further and to doubt its slopes: stride, what sizes a space, significance, slopes beyond size."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tailorvit.costs import Limits, Meter
+from tailorvit.errors import TailorError
+from tailorvit.families import named_space
+from tailorvit.search.synthetic import Synthetic
+from tailorvit.seek.moves import next_stride, sized
+from tailorvit.seek.s4 import Book, S4Settings, decide, judged, moves, seek
+from tailorvit.seek.slopes import Slope, estimate
+
+SMALL = named_space("vit-32px")
+FREE = Meter.for_space(SMALL)
+FAR = {"depth": 18, "mlp": 3.5, "heads": 3, "embed": 112}
+
+
+def slopes(*z, se=0.1):
+    return [Slope(d.key, v, se, d.shift, ()) for d, v in zip(SMALL.dims, z, strict=True)]
+
+
+class Trail(Book):
+    """The spaces passed through."""
+
+    def __init__(self):
+        self.spaces = []
+
+    def space(self, t, space, repaired):
+        self.spaces.append(space)
+
+
+# -- stride -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stride", "before", "now", "after"),
+    [
+        (1, (1, 0), (1, 0), 2),
+        (2, (2, 0), (2, 0), 4),
+        (8, (8, 0), (8, 0), 8),
+        (4, (4, 0), (0, 4), 2),
+        (4, (4, 0), (-4, 0), 2),
+        (1, (1, 0), (0, 1), 1),
+        (2, (1, 1), (1, 0), 4),  # 45 degrees is along
+        (2, (1, 1, 1, 0), (0, 0, 1, 0), 4),  # 54.7 degrees still is
+        (2, (1, 1, 1, 1), (0, 0, 1, -1), 1),
+    ],
+)
+def test_a_stride_doubles_along_the_way_and_halves_at_a_turn(stride, before, now, after):
+    assert next_stride(stride, before, now, 8) == after
+
+
+def test_neighbours_lie_a_stride_away():
+    near, far = (moves(SMALL, FREE, stride=s) for s in (1, 3))
+    assert {m.gamma for m in far} <= {tuple(3 * g for g in m.gamma) for m in near}
+    chosen = next(m for m in far if m.gamma == (3, 0, 0, -3))
+    assert chosen.space["depth"].choices == (9, 10, 11)
+    assert chosen.space == SMALL.shift({"depth": 3, "mlp": 0, "heads": 0, "embed": -3})
+
+
+def test_adaptive_strides_reach_a_far_optimum_in_fewer_moves():
+    task = Synthetic(SMALL, FAR, {"depth": 1, "mlp": 1, "heads": 1, "embed": 1})
+
+    def ask(space, t):
+        return lambda archs: [task.accuracy(a) for a in archs]
+
+    ends = {}
+    for stride in ("single", "adaptive"):
+        book = Trail()
+        seek(SMALL, FREE, ask, S4Settings(iterations=6, pairs=10, stride=stride, dims=("depth",)), 0, book)
+        ends[stride] = [s["depth"].choices[1] for s in book.spaces]
+    assert ends["single"] == [7, 8, 9, 10, 11, 12, 13]
+    assert ends["adaptive"][:4] == [7, 8, 9, 11], "two single moves in a row, then two steps"
+    assert abs(ends["adaptive"][-1] - FAR["depth"]) < abs(ends["single"][-1] - FAR["depth"])
+
+
+def test_where_nothing_lies_so_far_the_same_slopes_are_asked_nearer():
+    asked = []
+
+    def ask(space, t):
+        asked.append(t)
+        return lambda archs: [-10.0 * a.one("depth") for a in archs]
+
+    book = Trail()
+    settings = S4Settings(iterations=5, pairs=4, stride="adaptive", dims=("depth",), nonpositive="strict")
+    _, t, decisions = seek(SMALL, FREE, ask, settings, 0, book)
+    lows = [s["depth"].choices[0] for s in book.spaces]
+    assert lows == [6, 5, 4, 2, 1], "one, one, two, then two would fall under the minimum: one"
+    assert asked == [0, 1, 2, 3, 4] and t == 4
+    assert decisions[-1].reason == "no promising neighbour"
+
+
+# -- what sizes a space -----------------------------------------------------------------------------------------------
+
+
+def test_the_middle_member_has_middle_values():
+    arch = sized(SMALL, "middle")
+    assert (arch["depth"], arch["embed"]) == (7, 112)
+    assert arch["mlp"] == (3.5,) * 7 and arch["heads"] == (3,) * 7 and SMALL.contains(arch)
+    assert sized(SMALL) == SMALL.largest()
+
+
+def test_sized_by_the_middle_members_lie_on_both_sides_of_the_limit():
+    task = Synthetic(SMALL, {"depth": 30, "mlp": 9, "heads": 12, "embed": 400}, dict.fromkeys(SMALL.keys, 1))
+
+    def ask(space, t):
+        return lambda archs: [task.accuracy(a) for a in archs]
+
+    meter, shares = Meter.for_space(SMALL, Limits.of(max_params="1.5M")), {}
+    for by in ("largest", "middle"):
+        space, _, _ = seek(SMALL, meter, ask, S4Settings(iterations=8, pairs=6, sized_by=by), 0)
+        assert meter.below(sized(space, by))
+        shares[by] = meter.share(space, 400)
+    assert shares["largest"] == 1.0, "the paper's rule: every member keeps the limit"
+    assert 0.2 < shares["middle"] < 0.9
+
+
+def test_repairs_look_at_the_member_that_sizes_the_space():
+    meter = Meter.for_space(SMALL, Limits.of(max_params="1M"))
+    assert not meter.below(SMALL.largest()) and meter.below(sized(SMALL, "middle"))
+    for by, repairs in (("largest", 1), ("middle", 0)):
+        _, _, decisions = seek(SMALL, meter, lambda *_: None, S4Settings(iterations=0, sized_by=by), 0)
+        assert len(decisions) == repairs
+        assert all("the largest member" in d.sentence for d in decisions)
+
+
+# -- doubt ------------------------------------------------------------------------------------------------------------
+
+
+def test_slopes_that_may_be_noise_count_as_none():
+    given = slopes(1.0, 0.15, -0.1, 0.0)
+    assert [s.z for s in judged(given, 2)] == [1.0, 0.0, 0.0, 0.0]
+    assert judged(given, 0) == given
+
+
+def test_noise_moves_nothing_and_the_record_keeps_the_slopes():
+    given = slopes(0.15, 0.1, -0.1, 0.0)
+    decision, chosen = decide(SMALL, given, moves(SMALL, FREE), S4Settings(significance=2), 0, {SMALL}, "params")
+    assert chosen is None and decision.reason == "no evidence" and list(decision.slopes) == given
+    decision, chosen = decide(SMALL, given, moves(SMALL, FREE), S4Settings(), 0, {SMALL}, "params")
+    assert chosen is not None
+    one = slopes(1.0, 0.15, 0.0, 0.0)
+    _, doubted = decide(SMALL, one, moves(SMALL, FREE), S4Settings(significance=2), 0, {SMALL}, "params")
+    assert doubted.gamma == (1, 0, 0, 0), "the doubtful ratio stays where it is"
+
+
+# -- beyond size ------------------------------------------------------------------------------------------------------
+
+
+def size(arch):
+    return FREE.cost("params", arch)
+
+
+def test_accuracy_that_is_size_alone_has_no_slope_beyond_size():
+    def grows(archs):
+        return [50 + 7 * math.log(size(a)) for a in archs]
+
+    plain = estimate(SMALL, grows, 8, 0, 0)
+    beyond = estimate(SMALL, grows, 8, 0, 0, size=size)
+    assert all(s.z > 0 and s.per_log_size == 0 for s in plain)
+    assert all(abs(s.z_step) < 1e-9 and s.per_log_size == pytest.approx(7) for s in beyond)
+    assert [s.pairs for s in beyond] == [s.pairs for s in plain], "the pairs keep what was measured"
+
+
+def test_what_a_dimension_gives_beyond_size_is_found():
+    """Depth costs size and gives half of what size gives: it should go down, though its own slope is upward."""
+
+    def answer(archs):
+        return [10 * math.log(size(a)) - 0.8 * a.one("depth") for a in archs]
+
+    plain, beyond = (estimate(SMALL, answer, 40, 0, 0, size=s) for s in (None, size))
+    at = SMALL.keys.index("depth")
+    assert plain[at].z > 0 > beyond[at].z
+    gamma = np.sign([s.z for s in beyond])
+    assert gamma[at] == -1 and gamma[SMALL.keys.index("embed")] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"significance": -1}, "s4.significance must lie between 0 and 100, not -1"),
+        ({"anchors": -1}, "s4.anchors must lie between 0 and 1000, not -1"),
+        ({"anchor_share": 11}, "s4.anchor_share must lie between 0 and 10, not 11"),
+    ],
+)
+def test_settings_are_checked_at_birth(given, words):
+    with pytest.raises(TailorError, match=words):
+        S4Settings(**given)
