@@ -147,7 +147,7 @@ def compiled_call(model: nn.Module) -> Call:
     """The package's compiled path."""
     from tailorvit.train.compiled import compiled
 
-    call: Call = compiled(model)
+    call: Call = compiled(model, evaluation=True)
     if call is model:
         raise LeftOut(f"{type(model).__name__} is not compiled")
     return call

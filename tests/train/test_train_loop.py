@@ -307,12 +307,23 @@ def test_shortened():
     assert shortened(s, 0.0).epochs == 1
 
 
-def test_a_plain_network_is_compiled_whole(monkeypatch):
-    calls = []
-    monkeypatch.setattr(loop_module.torch, "compile", lambda m: calls.append(m) or m)
-    model = plain()
-    train(model, Toys(), Fixed(), settings(epochs=1, compile=True), 0)
-    assert calls == [model]
+def test_blocks_of_a_plain_vit_run_compiled_in_training_only(monkeypatch):
+    made, used = [], []
+
+    def stand_in(function, **how):
+        made.append(how)
+        return lambda *args, **more: used.append(model.training) or function(*args, **more)
+
+    monkeypatch.setattr(loop_module.torch, "compile", stand_in)
+    ends = []
+    for compile in (False, True):
+        model = plain()
+        look = lambda: model.eval()(Toys().at(0).x) is None or {}  # noqa: E731, B023
+        train(model, Toys(), Fixed(), settings(epochs=1, compile=compile), 0, evaluate=look)
+        ends.append(dict(model.named_parameters()))
+    assert made == [{"dynamic": False}] * len(model.blocks)
+    assert used == [True] * len(model.blocks) * Toys().steps_per_epoch
+    assert same(*ends)
 
 
 def test_blocks_of_a_supernet_share_one_compiled_function(monkeypatch):

@@ -52,7 +52,8 @@ class Block(nn.Module):
         super().__init__()
         reach = frame.reach if frame.relative else None
         self.rate, self.eps = rate, frame.eps
-        self.fast: Fast | None = None  # another execution of sliced calls (elastic/compiled.py)
+        self.fast: Fast | None = None  # another execution of sliced calls in training (elastic/compiled.py)
+        self.fast_always = False  # and out of it
         self.norm1 = LayerNorm(embed, frame.eps)
         official = frame.qkv == "official"
         self.attn = Attention(embed, heads, frame.head_dim, frame.qkv_bias, reach, places, execution, official)
@@ -67,7 +68,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, embed: Width, plan: BlockPlan) -> Tensor:
         """(..., N, embed) to (..., N, embed)."""
-        if self.fast is not None and embed.mask is None:
+        if self.fast is not None and embed.mask is None and (self.training or self.fast_always):
             return self.fast(self, x, self.slices(embed, plan), plan.inner.reads, plan.hidden.reads)
         x = x + self._branch(self.attn(self.norm1(x, embed), embed, plan.heads, plan.inner), embed, plan.gate)
         out: Tensor = x + self._branch(self.mlp(self.norm2(x, embed), embed, plan.hidden), embed, plan.gate)

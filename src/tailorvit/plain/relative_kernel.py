@@ -267,7 +267,12 @@ TILES: dict[str, dict[str, int]] = {
     "keys": {"rows": 32, "columns": 64, "num_warps": 4, "num_stages": 2},
     "tables": {"rows": 64, "num_warps": 4, "num_stages": 3},
 }
+FEW = {"queries": {"num_stages": 2}, "keys": {"num_stages": 3}}  # better for up to a hundred tokens
 SHARES = 528  # programs that sum up the tables' gradients: four for each of 132 multiprocessors
+
+
+def _tile(name: str, tokens: int) -> dict[str, int]:
+    return {**TILES[name], **(FEW.get(name, {}) if tokens <= 100 else {})}
 
 
 def _shape(qkv: Tensor, grid: list[int], reach: int) -> dict[str, Any]:
@@ -291,7 +296,7 @@ def relative_attention(
     """
     qkv = qkv.contiguous()
     images, tokens, _, heads, dim = qkv.shape
-    shape, tile = _shape(qkv, grid, reach), TILES["forward"]
+    shape, tile = _shape(qkv, grid, reach), _tile("forward", tokens)
     out = qkv.new_empty(images, tokens, heads, dim)
     lse = qkv.new_empty(images, heads, tokens, dtype=torch.float32)
     kept = qkv.new_empty(images, heads, tokens, shape["places"])
@@ -327,13 +332,13 @@ def relative_attention_grad(
     images, tokens, _, heads, dim = qkv.shape
     shape, every = _shape(qkv, grid, reach), images * heads
     d_qkv, pulls, d_bins, delta = (torch.empty_like(t) for t in (qkv, kept, bins, lse))
-    tile, some = TILES["queries"], {"some": alive is not None}
+    tile, some = _tile("queries", tokens), {"some": alive is not None}
     on = hot if alive is None else alive
     _queries[(_blocks(tokens, tile["rows"]), every)](
         qkv, key_table, value_table, hot, on, out, lse, kept, grad, pulls, delta, d_bins, d_qkv, heads, scale,
         **shape, **some, **tile,
     )  # fmt: skip
-    tile = TILES["keys"]
+    tile = _tile("keys", tokens)
     narrow = {k: shape[k] for k in ("tokens", "dim", "places")}
     _keys[(_blocks(tokens, tile["columns"]), every)](
         qkv, hot, on, lse, kept, grad, pulls, delta, d_qkv, heads, scale, **narrow, **some, **tile

@@ -1,8 +1,9 @@
-"""The compiler where it pays: whole plain networks, and the blocks of a supernet, whose widths change every step."""
+"""The compiler where it pays: whole plain networks, blocks of plain ViTs and of ViT supernets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,19 +13,53 @@ from tailorvit.arch import Arch
 from tailorvit.elastic.compiled import fast_block
 
 
-def compiled(model: nn.Module) -> Callable[..., Tensor]:
+class BlockByBlock:
+    """A plain network whose blocks run compiled within ``on()`` only: evaluations would compile for their own shapes.
+
+    One graph for every shape among the blocks: seconds, where the whole network takes half a minute on a GPU server.
+    """
+
+    def __init__(self, model: nn.Module, blocks: nn.ModuleList) -> None:
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
+        self.model: Any = model
+        self.blocks: list[Any] = list(blocks)
+        self.calls = [torch.compile(b._call_impl, dynamic=False) for b in blocks]
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Compiled inside."""
+        try:
+            for block, call in zip(self.blocks, self.calls, strict=True):
+                block._compiled_call_impl = call
+            yield
+        finally:
+            for block in self.blocks:
+                block._compiled_call_impl = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The network's answer."""
+        with self.on():
+            out: Tensor = self.model(x)
+        return out
+
+
+def compiled(model: nn.Module, evaluation: bool = False) -> Callable[..., Tensor]:
     """The same call, compiled: ``call(x)`` of a plain network, ``call(x, arch)`` of a supernet.
 
-    A supernet of the ViT family keeps its own forward; its blocks share one graph per width, as architectures run by
-    groups (``model.grouped``): cut in every dimension, AutoFormer-S would have 27 shapes of a block. Other supernets
-    run as they are.
+    A plain ViT is compiled block by block, other plain networks whole. A supernet of the ViT family keeps its own
+    forward; its blocks share one graph per width, as architectures run by groups (``model.grouped``): cut in every
+    dimension, AutoFormer-S would have 27 shapes of a block. Other supernets run as they are. With ``evaluation`` a
+    supernet's blocks are compiled out of training too, which is worth its seconds for long evaluations only.
     """
     blocks: list[Any] = [m for m in model.modules() if hasattr(m, "fast")]
     if not blocks:
-        return model if hasattr(model, "slices") else torch.compile(model)
+        plain = getattr(model, "blocks", None)
+        if hasattr(model, "slices"):
+            return model
+        return BlockByBlock(model, plain) if isinstance(plain, nn.ModuleList) else torch.compile(model)
     fast = fast_block(any(b.rate > 0 for b in blocks))
     for block in blocks:
-        block.fast = fast
+        block.fast, block.fast_always = fast, evaluation
     elastic: Any = model
 
     def call(x: Tensor, arch: Any = None, masked: bool = False) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
+from tailorvit.train.compiled import BlockByBlock
 from tailorvit.train.losses import soft_cross_entropy, without_drop_path
 from tailorvit.train.optim import SliceAdamW
 from tailorvit.train.settings import TrainSettings
@@ -112,7 +113,8 @@ class GraphSteps:
             p.grad = grad
         # Weights of products in 16 bits: one launch for all, instead of a cast for each in both directions.
         self.short: dict[str, Tensor] = {}
-        if settings.precision == "bf16" and call is model and not hasattr(model, "slices"):
+        own = call is model or isinstance(call, BlockByBlock)
+        if settings.precision == "bf16" and own and not hasattr(model, "slices"):
             self.short = {n: p.detach().bfloat16().requires_grad_() for n, p in _of_products(model).items()}
         self.rate = torch.zeros((), device=device)
         for group in optimizer.param_groups:
@@ -196,7 +198,8 @@ class GraphSteps:
         named = dict(self.model.named_parameters())
         with torch.no_grad():
             torch._foreach_copy_(list(self.short.values()), [named[n].detach() for n in self.short])
-        out: Tensor = torch.func.functional_call(self.model, self.short, (x,))
+        with self.call.on() if isinstance(self.call, BlockByBlock) else nullcontext():
+            out: Tensor = torch.func.functional_call(self.model, self.short, (x,))
         return out
 
     def _add_gradients(self, loss: Tensor) -> None:
