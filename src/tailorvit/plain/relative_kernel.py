@@ -69,7 +69,7 @@ def _forward(
     tokens: tl.constexpr, dim: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, reach: tl.constexpr,
     half: tl.constexpr, places: tl.constexpr, some: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: output and log-sum-exp; ``kept`` their places, ``bins`` their mass in bins."""
+    """One block of queries of one head: output and log-sum-exp; ``kept`` are their places, ``bins`` is scratch."""
     block, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
     image, head = which // heads, which % heads
     stride = 3 * heads * dim
@@ -122,17 +122,21 @@ def _forward(
 
 @triton.jit
 def _queries(
-    qkv, key_table, value_table, hot, alive, out, lse, kept, grad, pulls, delta, bins, d_qkv, heads, scale,
+    qkv, key_table, value_table, hot, alive, out, lse, kept, grad, pulls, delta, bins, d_bins, d_qkv, heads, scale,
     tokens: tl.constexpr, dim: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, reach: tl.constexpr,
     half: tl.constexpr, places: tl.constexpr, some: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of queries; leaves what the keys need (``pulls``, ``delta``) and the tables (``bins``)."""
+    """Gradients of one block of queries; leaves what the keys need (``pulls``, ``delta``) and what the tables need.
+
+    For the value tables that is the mass of attention in bins, made again here rather than kept from the forward pass:
+    as wide as a head, it was an eleventh of a block's memory.
+    """
     block, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
     image, head = which // heads, which % heads
     stride = 3 * heads * dim
     base = qkv + image * tokens * stride + head * dim
     of_out = (image * tokens * heads + head) * dim
-    own = bins + which * tokens * (2 * half)
+    own = d_bins + which * tokens * (2 * half)
     i, d, s = block * rows + tl.arange(0, rows), tl.arange(0, dim), tl.arange(0, places)
     b = tl.arange(0, 2 * half)
     inside = (i < tokens)[:, None]
@@ -163,6 +167,7 @@ def _queries(
 
     dq = tl.zeros([rows, dim], tl.float32)
     d_place = tl.zeros([rows, places], tl.float32)
+    mass = tl.zeros([rows, places], tl.float32)
     for start in range(0, tokens, columns):
         j = start + tl.arange(0, columns)
         k = tl.load(base + heads * dim + j[:, None] * stride + d[None, :], (j < tokens)[:, None], 0.0)
@@ -174,6 +179,8 @@ def _queries(
         d_logits = (weight * (d_weight - away[:, None]) * scale).to(kind)
         dq = tl.dot(d_logits, k, dq)
         d_place = tl.dot(d_logits, mark, d_place)
+        mass = tl.dot(weight.to(kind), mark, mass)
+    _write_places(bins + which * tokens * (2 * half), i, s, mass, 1.0, tokens, high, wide, reach, half)
     _write_places(own, i, s, d_place, 0.0, tokens, high, wide, reach, half)
     tl.debug_barrier()
     mine = tl.load(own + i[:, None] * (2 * half) + b[None, :], inside, 0.0)
@@ -289,7 +296,7 @@ def _blocks(tokens: int, tile: int) -> int:
 def relative_attention(
     qkv: Tensor, key_table: Tensor, value_table: Tensor, hot: Tensor, alive: Tensor | None,
     grid: list[int], reach: int, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(B, N, 3, H, D) and two tables of bins (2 half, D) to the output (B, N, H, D), and what its gradient needs.
 
     Heads whose entries of ``alive`` (H * D) are zero are left out: their output and gradients are zero.
@@ -305,37 +312,37 @@ def relative_attention(
         qkv, key_table, value_table, hot, hot if alive is None else alive, out, lse, kept, bins, heads, scale,
         some=alive is not None, **shape, **tile,
     )  # fmt: skip
-    return out, lse, kept, bins
+    return out, lse, kept
 
 
 @relative_attention.register_fake
 def _(
     qkv: Tensor, key_table: Tensor, value_table: Tensor, hot: Tensor, alive: Tensor | None,
     grid: list[int], reach: int, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     images, tokens, _, heads, dim = qkv.shape
     return (
         qkv.new_empty(images, tokens, heads, dim),
         qkv.new_empty(images, heads, tokens, dtype=torch.float32),
         qkv.new_empty(images, heads, tokens, hot.shape[1]),
-        qkv.new_empty(images, heads, tokens, 2 * half_of(reach)),
     )
 
 
 @torch.library.custom_op("tailorvit::relative_attention_grad", mutates_args=())
 def relative_attention_grad(
     grad: Tensor, qkv: Tensor, key_table: Tensor, value_table: Tensor, hot: Tensor, alive: Tensor | None,
-    out: Tensor, lse: Tensor, kept: Tensor, bins: Tensor, grid: list[int], reach: int, scale: float,
+    out: Tensor, lse: Tensor, kept: Tensor, grid: list[int], reach: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the projections and of both tables."""
     qkv, grad = qkv.contiguous(), grad.contiguous()
     images, tokens, _, heads, dim = qkv.shape
     shape, every = _shape(qkv, grid, reach), images * heads
-    d_qkv, pulls, d_bins, delta = (torch.empty_like(t) for t in (qkv, kept, bins, lse))
+    d_qkv, pulls, delta = (torch.empty_like(t) for t in (qkv, kept, lse))
+    bins, d_bins = (qkv.new_empty(images, heads, tokens, 2 * shape["half"]) for _ in range(2))
     tile, some = _tile("queries", tokens), {"some": alive is not None}
     on = hot if alive is None else alive
     _queries[(_blocks(tokens, tile["rows"]), every)](
-        qkv, key_table, value_table, hot, on, out, lse, kept, grad, pulls, delta, d_bins, d_qkv, heads, scale,
+        qkv, key_table, value_table, hot, on, out, lse, kept, grad, pulls, delta, bins, d_bins, d_qkv, heads, scale,
         **shape, **some, **tile,
     )  # fmt: skip
     tile = _tile("keys", tokens)
@@ -356,7 +363,7 @@ def relative_attention_grad(
 @relative_attention_grad.register_fake
 def _(
     grad: Tensor, qkv: Tensor, key_table: Tensor, value_table: Tensor, hot: Tensor, alive: Tensor | None,
-    out: Tensor, lse: Tensor, kept: Tensor, bins: Tensor, grid: list[int], reach: int, scale: float,
+    out: Tensor, lse: Tensor, kept: Tensor, grid: list[int], reach: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     whole = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     return whole, torch.empty_like(key_table), torch.empty_like(value_table)
