@@ -9,9 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from train_toys import SPACE as TOY_SPACE
+from train_toys import Store, Toys
+from train_toys import plain as toy_plain
+from train_toys import settings as toy_settings
+from train_toys import supernet as toy_supernet
 
 from tailorvit.families import family
 from tailorvit.rng import seed_everything
+from tailorvit.train import Fixed, train
+from tailorvit.train import loop as loop_module
 from tailorvit.train.graphs import GraphCalls, GraphSteps, can_replay
 from tailorvit.train.loop import _State, _step
 from tailorvit.train.rules import Sandwich, SinglePath
@@ -124,6 +131,57 @@ def test_what_cannot_be_recorded_is_not() -> None:
     assert not asked(batch_norms=True)
     for name, value in {"graphs": False, "freeze": "slice", "optimizer": "sgd", "masked": True}.items():
         assert not asked(**{name: value})
+    assert can_replay(network("plain"), TrainSettings(), _State(model, TrainSettings()).optimizer, "cuda", False)
     swin = family("swin")
     other = swin.supernet(swin.shrink(next(iter(swin.spaces.values()))))
     assert not can_replay(other, TrainSettings(), _State(other, TrainSettings()).optimizer, "cuda", False)
+
+
+def fitted(monkeypatch: pytest.MonkeyPatch, recorded: bool, kind: str = "supernet", **toys: Any) -> Any:
+    """A whole training with the loop's steps or with recorded ones: (answers, what came of it, its sink)."""
+    monkeypatch.setattr(loop_module, "can_replay", lambda *_: recorded)
+    model, sink = (toy_supernet() if kind == "supernet" else toy_plain()), Store()
+    rule = SinglePath(TOY_SPACE) if kind == "supernet" else Fixed()
+    done = train(model, Toys(**toys), rule, toy_settings(epochs=4, patience=2), 0, sink)
+    with torch.no_grad():
+        return model(Toys().at(99).x), done, sink
+
+
+@pytest.mark.parametrize("kind", ["supernet", "plain"])
+def test_the_loop_tells_the_same_of_recorded_steps(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Figures come one step late, but every step is told and every epoch ends with all of its own."""
+    (first, done, sink), (second, also, late) = (fitted(monkeypatch, r, kind) for r in (False, True))
+    torch.testing.assert_close(second, first, rtol=1e-2, atol=1e-3)
+    assert (also.steps, also.skipped, also.rollbacks) == (done.steps, 0, 0)
+    assert [e for e, _ in late.epochs] == [e for e, _ in sink.epochs] == [1, 2, 3, 4]
+    assert [s for s, _ in late.steps] == [s for s, _ in sink.steps]
+    for (_, facts), (_, told) in zip(sink.epochs, late.epochs, strict=True):
+        assert told["loss"] == pytest.approx(facts["loss"], rel=1e-3)
+        assert told["accuracy"] == pytest.approx(facts["accuracy"])
+
+
+def test_steps_that_are_not_finite_are_skipped_and_rolled_back_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bad step is skipped; two in a row return to the last good epoch with half the rate, a step later here."""
+    (_, done, _), (second, also, late) = (fitted(monkeypatch, r, bad=(2,)) for r in (False, True))
+    assert (also.skipped, also.rollbacks) == (done.skipped, done.rollbacks) == (1, 0)
+    assert torch.isfinite(second).all()
+    assert [kind for kind, _ in late.events] == ["skip"]
+    monkeypatch.setattr(Toys, "at", once_bad(Toys.at, {5, 6}))
+    answers, also, late = fitted(monkeypatch, True)
+    assert also.rollbacks == 1 and also.steps == 16
+    assert torch.isfinite(answers).all()
+    assert [kind for kind, _ in late.events] == ["skip", "skip", "rollback"]
+
+
+def once_bad(at: Any, steps: set[int]) -> Any:
+    """Batches that are spoilt the first time they are asked for only, as bad hardware would."""
+    left = set(steps)
+
+    def spoilt(self: Any, step: int) -> Any:
+        found = at(self, step)
+        if step in left:
+            left.remove(step)
+            found = found._replace(x=found.x * float("nan"))
+        return found
+
+    return spoilt

@@ -130,6 +130,7 @@ class PlainViT(PlainNetwork):
     """A ViT of one fixed architecture."""
 
     POOLS: ClassVar[Mapping[str, str | None]] = {"avg": "gap", "token": "cls"}
+    recordable: ClassVar[bool] = True
     frame: Frame
 
     def __init__(

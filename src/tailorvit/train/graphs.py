@@ -28,12 +28,13 @@ def can_replay(
 ) -> bool:
     """Whether a training's steps can be recorded: what they do may not depend on values the host would have to see."""
     plain = isinstance(optimizer, torch.optim.AdamW) and not isinstance(optimizer, SliceAdamW)
-    elastic = not hasattr(model, "slices") or hasattr(model, "grouped")
+    # Others may make tensors on the host in their forward, which a recording refuses: not tried on a GPU yet.
+    known = hasattr(model, "grouped") or bool(getattr(model, "recordable", False))
     return (
         settings.graphs
         and torch.device(device).type == "cuda"
         and plain
-        and elastic
+        and known
         and settings.freeze == "none"
         and not (settings.masked or batch_norms)
     )

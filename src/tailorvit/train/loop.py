@@ -142,7 +142,7 @@ def train(
 
     def catch_up(behind: int) -> None:
         """Look at the figures of steps that were launched, but for the last ``behind``: the GPU must not wait."""
-        while len(running) > behind:
+        while len(running) > behind and state.meta["in_row"] < settings.patience:
             step, images, pending = running.popleft()
             loss, correct, norm = pending.read()
             fine = math.isfinite(loss) and math.isfinite(norm)
@@ -169,7 +169,7 @@ def train(
             if ends:
                 catch_up(0)
             if state.meta["in_row"] >= settings.patience:
-                catch_up(0)
+                running.clear()  # steps launched since are undone with the others
                 _roll_back(state, good, settings, sink)
                 if graphs is not None:  # they know the tensors of the optimiser that was
                     graphs = GraphSteps(model, call, state.optimizer, state.ema, settings, device)

@@ -1,0 +1,144 @@
+"""What only a CUDA device can show; skipped without one, as in CI. On a GPU machine: `pytest tests/test_on_gpu.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailorvit.families import family
+from tailorvit.plain.relative import Places, Tables, attend, attend_packed
+from tailorvit.rng import seed_everything
+from tailorvit.train import Evaluator, Fixed, SinglePath, TrainSettings, train
+
+sys.path.insert(0, str(Path(__file__).parent / "train"))
+from train_toys import Store
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+VIT = family("vit")
+SPACE = VIT.spaces["vit-32px"]
+
+
+class Images:
+    """Learnable batches on the device."""
+
+    def __init__(self, channels: int = 3, size: tuple[int, int] = (32, 32), batch: int = 64) -> None:
+        self.channels, self.size, self.batch, self.steps_per_epoch = channels, size, batch, 6
+
+    def iterate(self, start: int, stop: int) -> Any:
+        from tailorvit.data import Batch
+
+        for step in range(start, stop):
+            rng = torch.Generator().manual_seed(step)
+            y = torch.randint(0, 10, (self.batch,), generator=rng)
+            x = torch.randn(self.batch, self.channels, *self.size, generator=rng) + y.view(-1, 1, 1, 1) / 5
+            yield Batch(x.cuda(), y.cuda(), F.one_hot(y, 10).float().cuda())
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+@pytest.mark.parametrize(
+    ("grid", "reach", "dim"), [((14, 14), 14, 64), ((8, 8), 7, 32), ((4, 4), 14, 16), ((6, 9), 10, 128)]
+)
+def test_the_kernel_equals_the_dense_formula_and_itself(grid: tuple[int, int], reach: int, dim: int) -> None:
+    """bfloat16 against float32, then five times over: a difference between two runs would be a race."""
+    torch.manual_seed(0)
+    heads, tokens = 3, grid[0] * grid[1] + 1
+    qkv = torch.randn(4, tokens, 3, heads, dim, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    tables = Tables(*(torch.randn(2 * reach + 2, dim, device="cuda").mul(0.3).requires_grad_() for _ in range(4)))
+    places = Places(grid, reach, dim).cuda()
+    exact = qkv.detach().float().requires_grad_()
+    q, k, v = exact.permute(2, 0, 3, 1, 4).unbind(0)
+    wanted = attend(q, k, v, tables, places, dim**-0.5, "dense").transpose(1, 2).flatten(2)
+    pull = torch.randn_like(wanted)
+    slopes = torch.autograd.grad(wanted, [exact, *tables], pull)
+    runs = []
+    for _ in range(5):
+        out = attend_packed(qkv, tables, places, dim**-0.5, "kernel")
+        runs.append([out, *torch.autograd.grad(out, [qkv, *tables], pull.bfloat16())])
+    for found, right in zip(runs[0], [wanted, *slopes], strict=True):
+        assert relative(found, right) < 1e-2
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0], strict=True))
+
+
+def trained(model: nn.Module, rule: Any, images: Any, sink: Any = None, **ways: Any) -> dict[str, Tensor]:
+    settings = TrainSettings(epochs=3, batch=64, warmup=1, **ways)
+    train(model, images, rule, settings, 0, sink, device="cuda")
+    return {n: p.detach().float().cpu() for n, p in model.named_parameters()}
+
+
+def fresh(kind: str) -> tuple[nn.Module, Any]:
+    seed_everything(0, "init")
+    if kind == "supernet":
+        return VIT.supernet(SPACE, 0.1), SinglePath(SPACE)
+    return VIT.build(VIT.frame(dict(SPACE.fixed)), SPACE.largest(), 0.1), Fixed()
+
+
+@pytest.mark.parametrize("kind", ["supernet", "plain"])
+def test_recorded_steps_learn_as_the_loop_does(kind: str) -> None:
+    """Without drop path, whose draws a recording orders differently; float32."""
+    ends = []
+    for graphs in (False, True):
+        model, rule = fresh(kind)
+        for block in model.blocks:  # type: ignore[union-attr]
+            if hasattr(block, "rate"):
+                block.rate = 0.0
+            else:
+                block.drop_path.rate = 0.0
+        trained(model, rule, Images(), graphs=graphs)
+        x = next(Images().iterate(99, 100)).x
+        with torch.no_grad():
+            ends.append(model.eval()(x))
+    assert relative(ends[1], ends[0]) < 2e-2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["supernet", "plain"])
+def test_a_killed_training_goes_on_to_the_same_weights(kind: str, precision: str) -> None:
+    """To the bit, recorded, with drop path: the draws of a step belong to (seed, step)."""
+    whole = trained(*fresh(kind), Images(), Store(), precision=precision)
+    model, rule = fresh(kind)
+    cut = Store(stop_at=12)
+    settings = {"precision": precision, "checkpoint_seconds": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        trained(model, rule, Images(), cut, **settings)
+    again = trained(*fresh(kind), Images(), Store(cut.kept), **settings)
+    assert all(torch.equal(again[n], t) for n, t in whole.items())
+
+
+@pytest.mark.parametrize("name", ["pit", "swin", "windowed", "shunted", "vit"])
+def test_every_family_trains_and_evaluates(name: str) -> None:
+    entry = family(name)
+    space = entry.shrink(next(iter(entry.spaces.values())))
+    frame = entry.frame(dict(space.fixed))
+    images = Images(frame.channels, frame.image_size, 16)
+    model = entry.supernet(space)
+    trained(model, SinglePath(space), images, precision="bf16")
+    batch = next(images.iterate(0, 1))
+    rng = np.random.default_rng(0)
+    archs = list({space.sample(rng) for _ in range(4)})
+    figures = Evaluator(model, [(batch.x, batch.y)], "cuda", bf16=True)(archs)
+    assert all(0 <= f <= 100 for f in figures)
+    plain = entry.build(frame, space.largest())
+    ends = trained(plain, Fixed(), images, precision="bf16")
+    assert all(torch.isfinite(t).all() for t in ends.values())
+
+
+def test_compiled_blocks_learn_the_same() -> None:
+    ends = []
+    for compile in (False, True):
+        model, rule = fresh("supernet")
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.rate = 0.0
+        trained(model, rule, Images(), compile=compile)
+        with torch.no_grad():
+            ends.append(model.eval()(next(Images().iterate(99, 100)).x))
+    assert relative(ends[1], ends[0]) < 2e-2
