@@ -2,7 +2,7 @@
 
 python benchmarks/cifar10.py plan                       the jobs in their order, with their epochs
 python benchmarks/cifar10.py run --out DIR --data DIR   N processes, M minutes; started again it goes on
-python benchmarks/cifar10.py table DIR                  rows.jsonl to benchmarks/results/cifar10.json and cifar10.md
+python benchmarks/cifar10.py table [DIR]                rows (and DIR's new ones) to results/cifar10.json and cifar10.md
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import re
 from pathlib import Path
 
 from cifar10_jobs import Job, jobs
-from cifar10_queue import Queue, finished, read_rows
+from cifar10_queue import Queue, add_rows, finished, read_rows, usable
 
 HERE = Path(__file__).resolve().parent
+ROWS = HERE / "results" / "cifar10-rows.jsonl"
 
 
 def options() -> argparse.ArgumentParser:
@@ -24,8 +25,9 @@ def options() -> argparse.ArgumentParser:
     for name in ("plan", "run"):
         sub = commands.add_parser(name)
         sub.add_argument("--only", default="", help="a regular expression; only jobs whose name matches")
-        sub.add_argument("--epochs-supernet", type=int, default=12, help="epochs of a supernet")
-        sub.add_argument("--epochs-final", type=int, default=24, help="epochs of every last training")
+        sub.add_argument("--epochs-supernet", type=int, default=8, help="epochs of a supernet")
+        sub.add_argument("--epochs-final", type=int, default=16, help="epochs of every last training")
+        sub.add_argument("--epochs-member", type=int, default=4, help="epochs of a member judged by its own training")
         sub.add_argument("--batch", type=int, default=512)
         sub.add_argument("--lr", type=float, default=1.5e-3)
         sub.add_argument("--precision", default="bf16", choices=("bf16", "fp32"))
@@ -36,6 +38,7 @@ def options() -> argparse.ArgumentParser:
         sub.add_argument("--moves", type=int, default=3, help="moves of a space at most")
         sub.add_argument("--travel", type=int, default=8, help="moves of the travelling runs")
         sub.add_argument("--pairs", type=int, default=20, help="pairs a dimension")
+        sub.add_argument("--member-pairs", type=int, default=2, help="pairs a dimension where members are trained")
         sub.add_argument("--samples", type=int, default=20, help="S3's members a choice")
         sub.add_argument("--edf", type=int, default=40, help="members of every space for its error distribution")
         sub.add_argument("--population", type=int, default=20)
@@ -46,6 +49,9 @@ def options() -> argparse.ArgumentParser:
         sub.add_argument("--slopes", type=int, default=3, help="networks of each space that two readings choose")
         sub.add_argument("--set", dest="sets", action="append", default=[], help="passed on to every recipe")
         sub.add_argument("--tiny", action="store_true", help="small spaces, to try this on a CPU")
+        sub.add_argument(
+            "--have", type=Path, default=ROWS, help="rows of earlier sessions; their jobs are not run again"
+        )
         if name == "run":
             sub.add_argument("--out", type=Path, required=True)
             sub.add_argument("--processes", type=int, default=6)
@@ -54,7 +60,8 @@ def options() -> argparse.ArgumentParser:
             sub.add_argument("--retry", action="store_true", help="try jobs again that failed twice before")
             sub.add_argument("--keep", action="store_true", help="keep the run folders of finished jobs")
     table = commands.add_parser("table")
-    table.add_argument("out", type=Path)
+    table.add_argument("out", type=Path, nargs="?", help="a folder whose rows are put to the others first")
+    table.add_argument("--rows", type=Path, default=ROWS, help="the rows of all sessions")
     table.add_argument("--json", type=Path, default=HERE / "results" / "cifar10.json")
     table.add_argument("--markdown", type=Path, default=HERE / "cifar10.md")
     table.add_argument("--tiny", action="store_true")
@@ -75,18 +82,21 @@ def main() -> None:
     if asked.command == "table":
         from cifar10_tables import write
 
-        write(asked.out, asked.json, asked.markdown, asked.tiny)
+        if asked.out is not None:
+            print(f"{add_rows(asked.rows, read_rows(asked.out))} rows added to {asked.rows}")
+        write(asked.rows, asked.json, asked.markdown, asked.tiny)
         return
     if asked.command == "run":
         asked.data = asked.data.resolve()
     todo = [j for j in jobs(asked) if re.search(asked.only, j.name)]
+    have = usable(read_rows(asked.have), todo)
     if asked.command == "plan":
-        plan(todo, set())
+        plan(todo, set(finished(have)))
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     rest = {k: getattr(asked, k) for k in ("grace", "tiny", "keep", "retry")}
-    queue = Queue(todo, asked.out, asked.processes, asked.minutes, **rest)
-    plan(todo, set(finished(read_rows(asked.out))))
+    queue = Queue(todo, asked.out, asked.processes, asked.minutes, have=have, **rest)
+    plan(todo, set(finished(queue.rows)))
     queue.work()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cifar10_sizes import FULL, TINY, Size, Table, uniform
+from cifar10_why import LENGTHS, neighbours
 
 from tailorvit.config import merged, overrides
 
@@ -29,6 +30,7 @@ class Job:
     pick: tuple[str, int] | None = None  # (list in that row, place)
     rank: str = ""  # "first" or "last": members of that space to score with the run's inherited weights
     members: int = 0  # how many, and how many to draw from the spaces two ways of reading slopes would choose
+    settings: Table = field(default_factory=dict)  # what a row must agree in to serve again
 
 
 S4 = {"method": "s4"}
@@ -51,9 +53,19 @@ CASES: dict[str, Table] = {
     "g s4 sized by middle": _warm(sized_by="middle"),
     "g s4 beyond size": _warm(per_size=True, significance=1.0),
     "g s4 anchors": _warm(sized_by="middle", anchors=6),
+    "g s4 alike": {**S4, "train": {"alike": 0.5}},
     "g s4 sandwich": {**WARM, "train": {"rule": "sandwich"}},
+    "g s4 training": {**S4, "seek": {"evaluator": "training"}},
+    "g s4 tuned": {**S4, "seek": {"evaluator": "tuned"}},
 }
-BETTER = tuple(c for c in CASES if c[0] == "g" and c != "g s4 sandwich")
+TRAINED = ("g s4 training", "g s4 tuned")  # members judged by their own training
+BETTER = tuple(c for c in CASES if c[0] == "g" and c not in ("g s4 sandwich", "g s4 alike", *TRAINED))
+
+
+def settings(asked: argparse.Namespace) -> Table:
+    """What the figures of a row depend on beside its job; rows that differ in it are not compared."""
+    numbers = {"E": asked.epochs_supernet, "F": asked.epochs_final, "batch": asked.batch, "lr": asked.lr}
+    return numbers | ({"tiny": True} if asked.tiny else {})
 
 
 def base(asked: argparse.Namespace, seed: int, size: Size) -> Table:
@@ -84,7 +96,7 @@ def base(asked: argparse.Namespace, seed: int, size: Size) -> Table:
         },
         "s4": {"iterations": asked.moves, "pairs": asked.pairs},
         "s3": {"updates": asked.moves, "samples": asked.samples, "top": max(1, asked.samples // 4), "max_shift": 1},
-        "seek": {"samples": asked.scored},
+        "seek": {"samples": asked.scored, "train_epochs": asked.epochs_member},
         "proxy": {"candidates": asked.candidates},
         "analysis": {"samples": asked.edf, "images": 0, "mistakes": 0},
     }
@@ -95,16 +107,23 @@ def base(asked: argparse.Namespace, seed: int, size: Size) -> Table:
 def cost(recipe: Table, heavy: float) -> float:
     """Epochs of a run at the cost of the 1.5M network: supernets, scores, anchors and the last training."""
     s4, method, total = recipe["s4"], recipe["method"], float(recipe["final"]["train"]["epochs"])
-    if method == "fixed" or recipe["seek"].get("evaluator", "supernet") != "supernet":
+    judge = recipe["seek"].get("evaluator", "supernet")
+    if method == "fixed" or judge not in ("supernet", "training", "tuned"):
         return heavy * total
     moves = {"autoformer": 0, "s3": recipe["s3"]["updates"]}.get(method, s4["iterations"])
     share = s4.get("warm_share", 0.5) if s4.get("warm_start") and method == "s4" else 1.0
     own = recipe["train"]["epochs"] * (4 if recipe["train"].get("rule") == "sandwich" else 1)
-    scored = (moves + 1) * recipe["analysis"]["samples"]
+    stays = s4.get("stop_at", 0) > 1  # slopes are measured and no move is made
+    spaces = 1 if judge == "training" or stays else moves + 1  # that have a supernet
+    scored = spaces * recipe["analysis"]["samples"]
     scored += recipe["search"]["population"] * (1 + recipe["search"]["generations"])
-    scored += moves * (11 * recipe["s3"]["samples"] if method == "s3" else 8 * s4["pairs"])
+    members = moves * (11 * recipe["s3"]["samples"] if method == "s3" else 8 * s4["pairs"])
+    scored += members
+    total += members * {"training": recipe["seek"]["train_epochs"], "tuned": 1}.get(judge, 0)
     anchors = s4.get("anchors", 0) * s4.get("anchor_share", 0.5) * total
-    return heavy * (total + own * (1 + moves * share) + anchors + FORWARD * scored * SEARCH_IMAGES / TRAIN_IMAGES)
+    return heavy * (
+        total + own * (1 + (spaces - 1) * share) + anchors + FORWARD * scored * SEARCH_IMAGES / TRAIN_IMAGES
+    )
 
 
 class List:
@@ -112,15 +131,19 @@ class List:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked, self.jobs = asked, list[Job]()
-        self.sizes = TINY if asked.tiny else FULL
+        self.sizes, self.same = TINY if asked.tiny else FULL, {"settings": settings(asked)}
 
     def add(self, case: str, seed: int, more: Table, size: str = "1.5M", name: str = "", **rest: Any) -> None:
         """A run: what all share, what the case adds, what was set by hand."""
         recipe = merged(merged(base(self.asked, seed, self.sizes[size]), more), overrides(self.asked.sets))
         if recipe["train"].get("rule") == "sandwich":  # four networks a step: a quarter of the epochs is the same work
             recipe["train"]["epochs"] = max(1, recipe["train"]["epochs"] // 4)
+        if case in TRAINED:  # a training costs more than a look at a supernet and has less noise: few pairs
+            recipe["s4"]["pairs"] = self.asked.member_pairs
         label = name or f"{case.replace(' ', '-')}-{seed}"
-        self.jobs.append(Job(label, case, seed, size, recipe, cost(recipe, self.sizes[size].heavy), **rest))
+        self.jobs.append(
+            Job(label, case, seed, size, recipe, cost(recipe, self.sizes[size].heavy), **rest, **self.same)
+        )
 
     def plain(self, case: str, seed: int, arch: Table | None, name: str = "", size: str = "1.5M", **rest: Any) -> None:
         """One network from scratch; without an architecture another job's row will tell it."""
@@ -143,6 +166,21 @@ class List:
             members = self.asked.rank if case in looked else self.asked.slopes if case == "d s4" and not seed else 0
             self.add(case, seed, CASES[case], rank=looked.get(case, ""), members=members)
 
+    def lengths(self, seed: int) -> None:
+        """Slopes of the first space by supernets of its own length, twice and four times that; then search, no move.
+
+        Each has a schedule of its own: half way through a long one the rate would still be high.
+        """
+        for n in LENGTHS:
+            train = {"epochs": n * self.asked.epochs_supernet, "warmup": n * self.asked.epochs_supernet / 10}
+            more = {**S4, "s4": {"iterations": 1, "stop_at": 2.0}, "train": train}  # no cosine is above 2
+            self.add(f"length x{n}", seed, more, name=f"length-x{n}-{seed}")
+
+    def truth(self, seed: int) -> None:
+        """The middle member of that space and its neighbours from scratch: what slopes should have said."""
+        for label, arch in neighbours(self.sizes["1.5M"]).items():
+            self.plain("truth", seed, arch, f"truth-{label}-{seed}")
+
     def travel(self, mode: str, starts: tuple[str, ...]) -> None:
         """Many short moves from a start: one grid step a move, two, or as many as repeat the direction (adaptive)."""
         more = {"warm_start": True, "warm_share": 0.25, "iterations": self.asked.travel}
@@ -159,11 +197,14 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.study(0, whole[:2])
     todo.hand(0)
     todo.study(0, whole[2:])
-    for case in whole[:2]:
-        todo.add(f"{case} 6M", 0, CASES[case], "6M")
-    todo.hand(0, "6M", " 6M")
     todo.hand(1)
     todo.study(1, whole)
+    todo.study(0, (*TRAINED, "g s4 alike"))
+    todo.truth(0)
+    todo.lengths(0)
+    todo.study(1, (*TRAINED, "g s4 alike"))
+    todo.truth(1)
+    todo.study(2, (*TRAINED, "g s4 alike"))
     first = todo.sizes["1.5M"].first()
     for k, arch in enumerate(todo.sizes["1.5M"].near(first, asked.rank, "first")):
         todo.plain("rank first", 0, arch.to_dict(), f"rank-first-{k}")
@@ -186,8 +227,11 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.travel("x2", ("shallow", "deep"))
     todo.travel("adaptive", ("s4",))
     todo.study(0, ("g s4 sandwich",))
-    todo.ladder(1)
+    for case in whole[:2]:
+        todo.add(f"{case} 6M", 0, CASES[case], "6M")
+    todo.hand(0, "6M", " 6M")
     todo.add("d s4 6M", 0, CASES["d s4"], "6M")
+    todo.ladder(1)
     return todo.jobs
 
 

@@ -21,9 +21,9 @@ TRIES = 2  # a job that failed is tried once more, behind all others
 
 
 def read_rows(place: Path) -> list[Table]:
-    """The rows written so far; a line cut off by a kill is left out."""
-    rows = []
-    for line in (place / "rows.jsonl").read_text(encoding="utf-8").splitlines() if _there(place) else []:
+    """The rows of a study's folder, or of a file; a line cut off by a kill is left out."""
+    path, rows = place / "rows.jsonl" if place.is_dir() else place, []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
             rows.append(json.loads(line))
         except ValueError:
@@ -31,13 +31,25 @@ def read_rows(place: Path) -> list[Table]:
     return rows
 
 
-def _there(place: Path) -> bool:
-    return (place / "rows.jsonl").is_file()
-
-
 def finished(rows: Sequence[Table]) -> dict[str, Table]:
     """The good row of every job that has one."""
     return {r["name"]: r for r in rows if r.get("ok")}
+
+
+def usable(rows: Sequence[Table], jobs: Sequence[Job]) -> list[Table]:
+    """The good rows of an earlier session that serve jobs of this one: same name, same epochs, batch and rate."""
+    wanted = {j.name: j.settings for j in jobs}
+    return [r for r in rows if r.get("ok") and r["name"] in wanted and r.get("settings") == wanted[r["name"]]]
+
+
+def add_rows(path: Path, rows: Sequence[Table]) -> int:
+    """Put good rows that are not there yet to a file of rows; returns how many."""
+    known = {(r["name"], str(r.get("settings"))) for r in read_rows(path) if r.get("ok")}
+    new = {(r["name"], str(r.get("settings"))): r for r in rows if r.get("ok") and "skipped" not in r}
+    fresh = [r for key, r in new.items() if key not in known]
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(r) + "\n" for r in fresh)
+    return len(fresh)
 
 
 class Queue:
@@ -45,12 +57,12 @@ class Queue:
 
     def __init__(self, jobs: Sequence[Job], place: Path, processes: int, minutes: float, **rest: Any) -> None:
         self.jobs, self.place, self.processes = list(jobs), place.resolve(), processes
-        self.deadline = time.monotonic() + 60 * minutes
+        self.whole, self.deadline = 60 * minutes, time.monotonic() + 60 * minutes
         self.grace, self.tiny, self.keep = float(rest["grace"]), bool(rest["tiny"]), bool(rest["keep"])
         self.running: dict[str, tuple[Job, subprocess.Popen[bytes], float]] = {}
         for name in ("runs", "rows", "logs", "jobs"):
             (self.place / name).mkdir(parents=True, exist_ok=True)
-        self.rows = read_rows(self.place)
+        self.rows = [*rest.get("have", ()), *read_rows(self.place)]  # the first are known from an earlier session
         self.forgotten = len(self.rows) if rest.get("retry") else 0  # failures before this row do not count
         for path in sorted((self.place / "rows").glob("*.json")):  # ended while no queue was there
             self._collect(path)
@@ -100,7 +112,9 @@ class Queue:
                 if isinstance(recipe, str):
                     self._append({"name": job.name, "case": job.case, "ok": True, "skipped": recipe, "epochs": 0})
                     return self.next()
-                if recipe is not None and left > max(0.0, pace * job.epochs):
+                takes = pace * job.epochs
+                # What is too long for any session starts in the first half of one and goes on in the next.
+                if recipe is not None and left > (takes if takes < 0.9 * self.whole else self.whole / 2):
                     return job, recipe
         return None
 

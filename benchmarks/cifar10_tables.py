@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cifar10_jobs import CASES
 from cifar10_queue import finished, read_rows
 from cifar10_ranks import study
 from cifar10_sizes import FULL, TINY, Size
 from cifar10_slopes import stability
+from cifar10_why import compare, lengths, told
 
 Table = dict[str, Any]
 MARKS = ("<!-- tables -->", "<!-- end of tables -->")
@@ -22,9 +24,9 @@ DIMS = ("depth", "mlp", "heads", "embed")
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Markdown; "none yet" where there are no rows."""
+    """Markdown; "not run yet" where there are no rows."""
     if not rows:
-        return "None yet."
+        return "Not run yet."
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(map(str, r))} |" for r in rows)])
 
@@ -48,27 +50,50 @@ def noise(groups: Mapping[str, Sequence[Table]]) -> tuple[float, int]:
     return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
 
 
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t; over ten degrees of freedom to two decimals by its usual expansion."""
+    few = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+    return few[freedom - 1] if freedom <= len(few) else 1.96 + 2.372 / freedom + 2.82 / freedom**2
+
+
 def methods(rows: Sequence[Table], size: str) -> str:
-    """One line a case: accuracy, its distance to the hand-designed network, what it cost."""
+    """One line a case: accuracy, its distance to the hand-designed network, what it cost; also those not run yet."""
     wanted = [r for r in rows if r["size"] == size and r["case"][:2] in ("a ", "b ", "c ", "d ", "e ", "f ", "g ")]
-    groups = {c: [r for r in wanted if r["case"] == c] for c in sorted({r["case"] for r in wanted})}
+    groups = {c: [r for r in wanted if r["case"] == c] for c in sorted({*planned(size), *(r["case"] for r in wanted)})}
     sd, freedom = noise(groups)
     hand = next((g for c, g in groups.items() if c.startswith("a ")), [])
     lines = []
     for case, some in groups.items():
+        if not some:
+            lines.append([case, "not run yet", *["-"] * 7])
+            continue
         apart = "-"
         if hand and some is not hand:
             gap = float(np.mean([r["test"] for r in some]) - np.mean([r["test"] for r in hand]))
-            reach = 1.96 * sd * math.sqrt(1 / len(some) + 1 / len(hand))
+            reach = student(freedom) * sd * math.sqrt(1 / len(some) + 1 / len(hand)) if freedom else math.nan
             apart = f"{gap:+.2f}" + (f" ± {reach:.2f}" if math.isfinite(reach) else "")
         counts = [mean([r[k] for r in some], "{:,.0f}", False) for k in ("params", "macs")]
         tests = mean([r["test"] for r in some])
         times = [mean([r[k] for r in some], "{:.0f}", False) for k in ("search_seconds", "seconds")]
         moved = mean([sum(d["kind"] == "move" for d in r["decisions"]) for r in some], "{:.1f}", False)
-        lines.append([case, len(some), *counts, tests, apart, *times, moved])
+        seeds = str(len(some)) if len(some) > 1 else "one seed"
+        lines.append([case, seeds, *counts, tests, apart, *times, moved])
     head = ("case", "seeds", "parameters", "MACs", "test %", "against (a)", "search, s", "whole run, s", "moves")
-    told = f"Standard deviation between seeds, pooled over the cases: {sd:.2f} points ({freedom} degrees of freedom)."
+    each = ", ".join(
+        f"{c} {noise({c: g})[0]:.2f} ({len(g)} seeds)" for c, g in groups.items() if len(g) > 1 and freedom
+    )
+    told = (
+        f"Standard deviation between seeds, pooled over the cases: {sd:.2f} points ({freedom} degrees of freedom); "
+        f"by case: {each}."
+    )
     return grid(head, lines) + (f"\n\n{told}" if freedom else "")
+
+
+def planned(size: str) -> list[str]:
+    """The cases of a size's table that the study has jobs for."""
+    if size == "1.5M":
+        return ["a hand-designed", *CASES]
+    return [f"{case} {size}" for case in ("a hand-designed", "b autoformer", "d s4", "e s4 warm")]
 
 
 def _span(space: Table) -> str:
@@ -191,29 +216,35 @@ def travels(rows: Sequence[Table]) -> str:
 
 def write(place: Path, json_path: Path, markdown: Path, tiny: bool) -> None:
     """Write the JSON and put the tables between the marks of the page."""
-    every, sizes = read_rows(place), TINY if tiny else FULL
+    found, sizes = read_rows(place), TINY if tiny else FULL
+    same = found[0].get("settings") if found else None
+    every = [r for r in found if r.get("settings") == same]  # figures of other epochs, batches or rates are apart
     done = finished(every)
     rows = [r for r in done.values() if "test" in r]
     small = [r for r in rows if r["size"] == "1.5M"]
     ranked = study(done, sizes["1.5M"])
     slope_text, stable = slopes(rows, sizes)
-    told = [r for r in small if r["case"][0] in "cdefg" and r["case"][1] == " "]
+    moving = [r for r in small if r["case"][0] in "cdefg" and r["case"][1] == " "]
     lost = {r["name"]: r["error"].splitlines()[-1][-160:] for r in every if not r.get("ok") and r["name"] not in done}
+    why = compare(small, sizes["1.5M"])
     parts = {
         "1.5M parameters": methods(rows, "1.5M"),
         "6M parameters": methods(rows, "6M"),
+        "Slopes of S4's first space by every judge": told(why, grid),
+        "Longer supernets in that space, no move": lengths(small, grid),
         "Uniform networks at the limit": landscape(small),
-        "The way of the space, and errors of its members with inherited weights": paths(told),
+        "The way of the space, and errors of its members with inherited weights": paths(moving),
         "What knows retrained accuracy": ranks(ranked),
         "Slopes: step or raw, and their noise": slope_text,
         "Spaces that step and raw slopes choose": next_spaces(small),
         "Travel": travels(small),
-        "Jobs that failed": grid(("job", "why"), list(lost.items())),
+        "Jobs that failed": grid(("job", "why"), list(lost.items())) if lost else "None.",
     }
     text = "\n\n".join(f"### {title}\n\n{body}" for title, body in parts.items())
     json_path.parent.mkdir(parents=True, exist_ok=True)
     kept = [_compact(r) for r in rows]
     facts = {"date": date.today().isoformat(), "rows": kept, "ranks": ranked, "stability": stable, "failed": lost}
+    facts |= {"settings": same, "why": why}
     json_path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
     page = markdown.read_text(encoding="utf-8") if markdown.is_file() else ""
     if MARKS[0] not in page:

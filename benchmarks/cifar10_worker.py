@@ -166,7 +166,7 @@ def main() -> None:
     path = Path(sys.argv[1])
     job = json.loads(path.read_text(encoding="utf-8"))
     follow(job["parent"])
-    head = {k: job[k] for k in ("name", "case", "seed", "size", "epochs")}
+    head = {k: job[k] for k in ("name", "case", "seed", "size", "epochs", "settings")}
     runs, out = Path(job["runs"]), Path(job["row"])
     try:
         row = {**head, "ok": True, **work(job, runs)}

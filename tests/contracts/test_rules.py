@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tailorvit.families import FAMILIES, named_space
-from tailorvit.train import RULES, Fixed, Rule, Sandwich
+from tailorvit.train import RULES, Fixed, Rule, Sandwich, SinglePath
 
 SPACES = sorted(n for f in FAMILIES.values() for n in f.spaces)
 rules = pytest.mark.parametrize("name", sorted(RULES))
@@ -70,3 +70,24 @@ def test_fixed_is_always_the_same():
     space = named_space("vit-8px")
     assert Fixed().archs_at(0, 0) == (None,)
     assert Fixed(space.largest()).archs_at(3, 9) == (space.largest(),)
+
+
+@spaces
+def test_a_share_of_members_has_blocks_that_are_all_alike(where):
+    space = named_space(where)
+    blocks = [d.key for d in space.dims if d.scope == "block"]
+
+    def even(arch):
+        return all(len(set(arch.many(key))) <= 1 for key in blocks)
+
+    every, half, none = (
+        [SinglePath(space, alike).archs_at(0, step)[0] for step in range(200)] for alike in (1.0, 0.5, 0.0)
+    )
+    assert all(even(a) for a in every)
+    assert all(space.contains(a) for a in [*every, *half])
+    assert none == [SinglePath(space).archs_at(0, step)[0] for step in range(200)]
+    if blocks:
+        share = sum(even(a) for a in half) - sum(even(a) for a in none) / 2
+        assert 65 < share < 135  # 100 of 200 expected, deviation 7
+        for key in blocks:
+            assert {a.many(key)[0] for a in every if a.many(key)} == set(space[key].choices)  # every choice is drawn

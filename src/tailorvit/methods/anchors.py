@@ -17,6 +17,7 @@ import numpy as np
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.methods.session import Session, Supernets
+from tailorvit.proxies.settings import SUPERNET
 from tailorvit.rng import generator
 from tailorvit.search import Candidate
 from tailorvit.seek.directions import Floats
@@ -66,8 +67,9 @@ def biases(signs: Floats, gaps: Floats) -> tuple[Floats, Floats]:
 def anchored(session: Session, nets: Supernets) -> Correct:
     """The correction of S4's slopes; anchors are trained when the first slopes are there, and serve all steps."""
     settings = session.config.s4
-    if session.config.seek.free:
-        raise TailorError("s4.anchors correct the slopes of supernets; leave them at 0 where a score judges.")
+    judge = session.config.seek.evaluator
+    if judge != SUPERNET:
+        raise TailorError(f"s4.anchors correct the slopes of supernets; leave them at 0 where '{judge}' judges.")
     known: dict[str, tuple[float, float]] = {}  # points per unit of the dimension, and the error
 
     def measure(space: Space, t: int) -> None:

@@ -1,4 +1,4 @@
-"""Who says how good the members of a moving space are: its supernet, or a score that needs no training."""
+"""Who says how good the members of a moving space are: its supernet, their own training, or a score without any."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tailorvit.arch import Arch
 from tailorvit.costs.meter import Meter
+from tailorvit.methods.members import by_training
 from tailorvit.methods.session import Session, Supernets, sample
 from tailorvit.methods.untrained import Untrained, combined, problems, require_some
 from tailorvit.methods.untrained_search import banded, finish_untrained, search_untrained
@@ -25,7 +26,7 @@ Ask = Callable[[Space, int], Accuracies]
 
 
 def scale_of(session: Session) -> Scale:
-    """Points of accuracy with a supernet; standard deviations over the space's members with a score."""
+    """Points of accuracy where something is trained; standard deviations over the space's members with a score."""
     seek = session.config.seek
     return Scale(f"standard deviations of {seek.evaluator}", 0.0) if seek.free else POINTS
 
@@ -34,6 +35,8 @@ def evaluator(session: Session, nets: Callable[[], Supernets], stage: str, sourc
     """Figures of members of the space of step t, stored under ``stage-t``; ``nets`` gives the line of supernets."""
     if session.config.seek.free:
         return _by_score(session, stage, source)
+    if session.config.seek.member_epochs:
+        return by_training(session, nets, stage, source)
 
     def ask(space: Space, t: int) -> Accuracies:
         net = nets().at(space, t)
@@ -60,6 +63,8 @@ def finish_by_score(session: Session, space: Space) -> dict[str, Any] | None:
 def seek_facts(session: Session) -> dict[str, Any]:
     """For result.json: who judged the spaces; nothing where it was their supernets, as in the papers."""
     seek = session.config.seek
+    if seek.member_epochs:
+        return {"seek": {"evaluator": seek.evaluator, "epochs": seek.member_epochs}}
     if not seek.free:
         return {}
     kept = ("evaluator", "reading", "inits", "image_size", "samples", "final")

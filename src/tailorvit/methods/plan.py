@@ -188,12 +188,12 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
             "train": TINY_TRAIN,
             "final": {"train": TINY_TRAIN, "candidates": 1},
             "analysis": {"samples": 4, "images": 2, "mistakes": 4},
-            "s4": {"pairs": 4, "iterations": min(config.s4.iterations, 2)},
+            "s4": {"pairs": min(config.s4.pairs, 4), "iterations": min(config.s4.iterations, 2)},
             # Two epochs leave slopes of many points; unbounded, they would move the space by dozens of steps.
             "s3": {"samples": 6, "top": 3, "updates": min(config.s3.updates, 2), "max_shift": 1},
             "hat": {"samples": 12, "held_out": 4, "rounds": 2},
             "proxy": {"candidates": min(config.proxy.candidates, 24)},
-            "seek": {"samples": min(config.seek.samples, 12)},
+            "seek": {"samples": min(config.seek.samples, 12), "train_epochs": 1, "tune_epochs": 1},
             "device": "cpu",
         },
     )

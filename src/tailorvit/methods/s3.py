@@ -68,7 +68,7 @@ def s3(session: Session) -> dict[str, Any]:
     result = finish_by_score(session, found.space)
     if result is not None:
         return {**result, "backtracks": found.backtracks, **seek_facts(session)}
-    if found.backtracks and not session.config.seek.free:
+    if found.backtracks and session.config.seek.in_every_space:
         nets = line()  # weights come back from the folder; the line tells how long they were trained
         for t, space in enumerate(found.path[: found.t]):
             nets.at(space, t)

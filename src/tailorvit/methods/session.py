@@ -266,7 +266,7 @@ class Supernet:
                 look.known.clear()
                 return dict(zip(watched, look(list(watched.values())), strict=True))
 
-            session.fit(model, RULES[settings.rule](self.space), settings, self.stage, figures)
+            session.fit(model, RULES[settings.rule](self.space, settings.alike), settings, self.stage, figures)
             self._evaluator = Evaluator(model, session.search_batches(), session.device, together, self.bf16)
             self.before = None
         return self._evaluator

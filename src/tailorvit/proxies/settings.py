@@ -1,4 +1,4 @@
-"""How a run uses scores without training: the tables [proxy] of method tf-tas and [seek] of s4 and s3."""
+"""How a run uses scores without training, and who judges a moving space: [proxy] of tf-tas, [seek] of s4 and s3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Literal
 from tailorvit.errors import TailorError, unknown
 from tailorvit.proxies.base import ProxySettings
 
-SUPERNET = "supernet"
+SUPERNET, TUNED, TRAINING = "supernet", "tuned", "training"  # evaluators that give accuracies; all others are scores
+TRAINED = (SUPERNET, TUNED, TRAINING)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class SeekSettings:
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
-    evaluator: str = SUPERNET  # or a proxy's name, predictor among them
+    evaluator: str = SUPERNET  # tuned, training, or a proxy's name, predictor among them
+    train_epochs: int = 4  # of each member from scratch, where training judges
+    tune_epochs: int = 1  # of each member from the supernet's weights, where tuned judges
     reading: Literal["fixed", "paper", "official"] = "fixed"  # of dss
     inits: int = 1  # initialisations a score is averaged over
     image_size: int | None = None  # pixels a side the score sees; None: the space's own
@@ -63,8 +66,11 @@ class SeekSettings:
     def __post_init__(self) -> None:
         from tailorvit.proxies import PROXIES
 
-        if self.evaluator not in (SUPERNET, *PROXIES):
-            raise unknown("seek.evaluator", self.evaluator, (SUPERNET, *PROXIES))
+        if self.evaluator not in (*TRAINED, *PROXIES):
+            raise unknown("seek.evaluator", self.evaluator, (*TRAINED, *PROXIES))
+        for name in ("train_epochs", "tune_epochs"):
+            if getattr(self, name) < 1:
+                raise TailorError(f"seek.{name} must be at least 1, not {getattr(self, name)}.")
         if self.free and PROXIES[self.evaluator].together is not None:
             raise TailorError(
                 f"seek.evaluator '{self.evaluator}' ranks candidates within one set, so it gives no slopes; "
@@ -76,8 +82,18 @@ class SeekSettings:
 
     @property
     def free(self) -> bool:
-        """Whether no supernet is trained while the space moves."""
-        return self.evaluator != SUPERNET
+        """Whether a score judges, so that nothing is trained while the space moves."""
+        return self.evaluator not in TRAINED
+
+    @property
+    def in_every_space(self) -> bool:
+        """Whether every space has its supernet."""
+        return self.evaluator in (SUPERNET, TUNED)
+
+    @property
+    def member_epochs(self) -> int:
+        """Epochs a member trains by itself before it is judged; 0 where it does not."""
+        return {TUNED: self.tune_epochs, TRAINING: self.train_epochs}.get(self.evaluator, 0)
 
     @property
     def beyond_size(self) -> bool:

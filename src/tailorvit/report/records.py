@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tailorvit.proxies.settings import TRAINED
+
 _MOST = 10**100
 Status = Literal["finished", "running", "failed", "interrupted"]
 
@@ -168,7 +170,7 @@ class Facts:
         """What slopes count in: points of accuracy, or standard deviations of a score that needs no training."""
         seek = self.settings.get("seek")
         name = seek.get("evaluator") if isinstance(seek, Mapping) else None
-        free = isinstance(name, str) and name != "supernet" and self.method in ("s4", "s3")
+        free = isinstance(name, str) and name not in TRAINED and self.method in ("s4", "s3")
         return f"standard deviations of {name}" if free else "points of accuracy"
 
     @property

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from tailorvit.proxies.settings import TUNED
 from tailorvit.report import charts
 from tailorvit.report.draw_space import fits, stages
 from tailorvit.report.facts import Decision, Facts, Slope, real, rows, table, whole
@@ -55,7 +56,18 @@ def _untrained(facts: Facts) -> str:
     """What was scored without training, where anything was, and how much of the ranking is size alone."""
     proxy, seek = table(facts.result.get("proxy")), table(facts.result.get("seek"))
     words = []
-    if seek:
+    epochs = whole(seek.get("epochs"))
+    if epochs and seek.get("evaluator") == TUNED:
+        words.append(
+            f"Slopes are not from inherited accuracy: every member asked for was taken out of the supernet of its space"
+            f" and trained by itself for {epochs:,} epoch{'s' if epochs > 1 else ''} more."
+        )
+    elif epochs:
+        words.append(
+            f"No supernet was trained while the space moved: every member asked for was trained from scratch for"
+            f" {epochs:,} epoch{'s' if epochs > 1 else ''}, and slopes are of its accuracy on the search split."
+        )
+    elif seek:
         beyond = ", each less what its size leads to expect" if seek.get("per_size") is True else ""
         words.append(
             f"No supernet was trained while the space moved: slopes are in standard deviations of"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from tailorvit.arch import Arch
 from tailorvit.rng import generator
 from tailorvit.space import Space
@@ -18,15 +20,30 @@ class Rule(Protocol):
         """The architectures whose gradients one step sums; None is a plain network's only one."""
 
 
+def draw(space: Space, rng: np.random.Generator, alike: float) -> Arch:
+    """A random member; with probability ``alike`` one whose blocks are all alike.
+
+    Drawn block by block, a member with one value everywhere hardly ever comes (3^-12 for three choices and 12 blocks),
+    yet that is what slopes of a dimension compare. Such members then answer with weights that never met them.
+    """
+    member = space.sample(rng)
+    if alike and rng.random() < alike:
+        for dim in space.dims:
+            if dim.scope == "block":
+                member = space.with_value(member, dim.key, dim.choices[int(rng.integers(len(dim.choices)))], rng)
+    return member
+
+
 @dataclass(frozen=True)
 class SinglePath:
     """AutoFormer and S4: one random member a step."""
 
     space: Space
+    alike: float = 0.0
 
     def archs_at(self, seed: int, step: int) -> tuple[Arch, ...]:
         """One draw."""
-        return (self.space.sample(generator(seed, "rule", step)),)
+        return (draw(self.space, generator(seed, "rule", step), self.alike),)
 
 
 @dataclass(frozen=True)
@@ -34,6 +51,7 @@ class Sandwich:
     """S3: largest, smallest and two independent draws a step, on the same batch."""
 
     space: Space
+    alike: float = 0.0
     middle: int = 2
 
     def archs_at(self, seed: int, step: int) -> tuple[Arch, ...]:
@@ -42,7 +60,7 @@ class Sandwich:
         return (
             self.space.largest(),
             self.space.smallest(),
-            *(self.space.sample(rng) for _ in range(self.middle)),
+            *(draw(self.space, rng, self.alike) for _ in range(self.middle)),
         )
 
 
@@ -57,4 +75,4 @@ class Fixed:
         return (self.arch,)
 
 
-RULES: Mapping[str, Callable[[Space], Rule]] = {"single_path": SinglePath, "sandwich": Sandwich}
+RULES: Mapping[str, Callable[..., Rule]] = {"single_path": SinglePath, "sandwich": Sandwich}

@@ -33,6 +33,7 @@ class TrainSettings:
     ema: float = 0.0  # decay of the weights' moving average; 0 keeps none
     precision: Literal["fp32", "bf16"] = "fp32"
     rule: Literal["single_path", "sandwich"] = "single_path"
+    alike: float = 0.0  # share of random members whose blocks are all alike
     distill: bool = False  # sandwich only: the largest network's answers are the others' targets (BigNAS)
     reg_largest_only: bool = False  # sandwich only: drop path in the largest network alone (BigNAS)
     freeze: Literal["none", "tensor", "slice"] = "none"
@@ -61,6 +62,8 @@ class TrainSettings:
             value = getattr(self, name)
             if not math.isfinite(value) or value < low or (strict and value == low):
                 raise TailorError(f"train.{name} must be {'above' if strict else 'at least'} {low}, not {value}.")
+        if not 0 <= self.alike <= 1:
+            raise TailorError(f"train.alike must lie between 0 and 1, not {self.alike}.")
         if self.drop_path >= 1 or self.ema >= 1:
             raise TailorError("train.drop_path and train.ema must lie in [0, 1).")
         if not all(0 <= beta < 1 for beta in self.betas):

@@ -1,0 +1,178 @@
+"""Why S4 moved where it did on CIFAR-10: slopes by every judge of the first space beside slopes of full trainings.
+
+True slopes are differences between networks trained from scratch for the final epochs: the middle member of S4's first
+space (after its repair) and its eight neighbours, one step up or down in one dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from cifar10_sizes import Size
+from cifar10_slopes import pick, space_at
+
+from tailorvit.families import family
+from tailorvit.seek.directions import Floats
+from tailorvit.seek.moves import moves, sized
+from tailorvit.seek.s4 import S4Settings, seek
+from tailorvit.space import Space
+
+Table = dict[str, Any]
+LENGTHS = (1, 2, 4)  # epochs of a supernet, in those of the study
+POINTS, DEVIATIONS = "points", "standard deviations"
+# (column, cases whose slopes of step 0 it takes, unit)
+JUDGES = (
+    *((f"supernet x{n}", (f"length x{n}", *(("d s4",) if n == 1 else ())), POINTS) for n in LENGTHS),
+    ("alike", ("g s4 alike",), POINTS),
+    ("tuned", ("g s4 tuned",), POINTS),
+    ("training, short", ("g s4 training",), POINTS),
+    ("predictor", ("f s4 predictor",), DEVIATIONS),
+    ("dss", ("f s4 dss",), DEVIATIONS),
+)
+
+
+def start_space(size: Size) -> Space:
+    """The space S4 measures first: the first one after the repair that its size asks for."""
+    none = S4Settings(iterations=0)
+    return seek(size.first(), size.meter(), lambda _space, _t: lambda _archs: [], none, 0)[0]
+
+
+def neighbours(size: Size) -> dict[str, Table]:
+    """The middle member of that space and its neighbours by label (``depth-up``), as tables of equal blocks."""
+    space = start_space(size)
+    arch = sized(space, "middle")
+    middle = {d.key: arch.one(d.key) if d.scope != "block" else arch.many(d.key)[0] for d in space.dims}
+    found = {"middle": {"family": "vit", **middle}}
+    for dim in space.dims:
+        for way, step in (("up", dim.shift), ("down", -dim.shift)):
+            if middle[dim.key] + step >= dim.minimum:
+                found[f"{dim.key}-{way}"] = {"family": "vit", **middle, dim.key: middle[dim.key] + step}
+    return found
+
+
+def unseen(row: Table) -> float:
+    """Percent of the 15,000 images that were not trained on, search and test split together."""
+    return float((5 * row["search"] + 10 * row["test"]) / 15)
+
+
+def retraining_noise(rows: Sequence[Table]) -> tuple[float, int]:
+    """Standard deviation between seeds of one network trained from scratch, pooled, and its degrees of freedom."""
+    groups: dict[str, list[float]] = {}
+    for r in rows:
+        if r["case"] in ("a hand-designed", "truth", "landscape"):
+            groups.setdefault(str(r["arch"]), []).append(unseen(r))
+    some = [np.array(g) for g in groups.values() if len(g) > 1]
+    freedom = sum(len(g) - 1 for g in some)
+    squares = sum(float(((g - g.mean()) ** 2).sum()) for g in some)
+    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
+
+
+def true_slopes(rows: Sequence[Table], keys: Sequence[str]) -> dict[str, tuple[float, float, int]]:
+    """(points per step, standard error, seeds) of dimensions both of whose neighbours were trained with one seed.
+
+    The error is that of retrainings, as the difference of two of them over two steps.
+    """
+    by = {(r["name"].split("-", 1)[1].rsplit("-", 1)[0], r["seed"]): unseen(r) for r in rows if r["case"] == "truth"}
+    sd, found = retraining_noise(rows)[0], {}
+    for key in keys:
+        seeds = [s for s in range(100) if (f"{key}-up", s) in by and (f"{key}-down", s) in by]
+        if seeds:
+            each = [(by[f"{key}-up", s] - by[f"{key}-down", s]) / 2 for s in seeds]
+            found[key] = (float(np.mean(each)), sd / math.sqrt(2 * len(seeds)), len(seeds))
+    return found
+
+
+def same(a: Space | None, b: Space) -> bool:
+    """Whether two spaces have the same choices; a run's own also knows its data."""
+    return a is not None and {d.key: d.choices for d in a.dims} == {d.key: d.choices for d in b.dims}
+
+
+def judged_slopes(rows: Sequence[Table], cases: Sequence[str], space: Space) -> dict[str, tuple[float, float, int]]:
+    """Slopes of step 0 in that space, averaged over the seeds of the first of the cases that has any."""
+    for case in cases:
+        runs = [r for r in rows if r["case"] == case and r["slopes"] and same(space_at(r, 0), space)]
+        each = [{s["dim"]: (s["z_step"], s["se_step"]) for s in r["slopes"] if s["t"] == 0} for r in runs]
+        if each:
+            return {
+                k: (
+                    float(np.mean([e[k][0] for e in each])),
+                    math.sqrt(sum(e[k][1] ** 2 for e in each)) / len(each),
+                    len(each),
+                )
+                for k in space.keys
+            }
+    return {}
+
+
+def cosine(a: Floats, b: Floats) -> float | None:
+    """Of two rows of slopes; None where one is nothing."""
+    length = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / length if length > 0 else None
+
+
+def step_params(size: Size) -> dict[str, float]:
+    """Parameters that a step of each dimension adds to the middle member, where it has both neighbours."""
+    meter, near = size.meter(), neighbours(size)
+    count = {k: meter.cost("params", family("vit").arch(a)) for k, a in near.items()}
+    both = [k for k in size.first().keys if f"{k}-up" in count and f"{k}-down" in count]
+    return {k: (count[f"{k}-up"] - count[f"{k}-down"]) / 2 for k in both}
+
+
+def compare(rows: Sequence[Table], size: Size) -> Table:
+    """Every judge's slopes, their cosine with the true ones, and the move S4 would have made by each."""
+    space = start_space(size)
+    keys, options = space.keys, moves(space, size.meter())
+    columns = {"true": (true_slopes(rows, keys), POINTS)}
+    columns |= {name: (judged_slopes(rows, cases, space), unit) for name, cases, unit in JUDGES}
+    truth = columns["true"][0]
+    found: Table = {"space": space.to_dict(), "step_params": step_params(size), "columns": {}}
+    for name, (slopes, unit) in columns.items():
+        whole = len(slopes) == len(keys)
+        z: Floats = np.array([slopes[k][0] for k in keys]) if whole else np.zeros(len(keys))
+        shifts: Floats = np.array([float(space[k].shift) for k in keys])
+        true: Floats | None = np.array([truth[k][0] for k in keys]) if len(truth) == len(keys) else None
+        gamma = list(options[pick(options, z / shifts, shifts, "step")].gamma) if whole and options else None
+        found["columns"][name] = {
+            "unit": unit,
+            "slopes": {k: list(v) for k, v in slopes.items()},
+            "cosine": cosine(z, true) if whole and true is not None else None,
+            "gamma": gamma,
+            "true_gain": float(np.array(gamma) @ true) if gamma is not None and true is not None else None,
+        }
+    return found
+
+
+def told(found: Table, grid: Any) -> str:
+    """The comparison as a table: a line a judge."""
+    keys, grown = list(found["space"]["dims"]), found["step_params"]
+    lines = [["parameters a step", "-", "-", *(f"{grown[k]:+,.0f}" if k in grown else "-" for k in keys), *["-"] * 3]]
+    for name, facts in found["columns"].items():
+        slopes = facts["slopes"]
+        seeds = max((v[2] for v in slopes.values()), default=0)
+        if not slopes:
+            lines.append([name, "not run yet", *["-"] * (len(keys) + 4)])
+            continue
+        cells = [
+            f"{slopes[k][0]:+.2f}" + (f" ± {slopes[k][1]:.2f}" if math.isfinite(slopes[k][1]) else "")
+            if k in slopes
+            else "-"
+            for k in keys
+        ]
+        gamma = "-" if facts["gamma"] is None else " ".join(f"{g:+d}" if g else "0" for g in facts["gamma"])
+        rest = ["-" if facts[k] is None else f"{facts[k]:+.2f}" for k in ("cosine", "true_gain")]
+        lines.append([name, seeds if seeds > 1 else "one", facts["unit"], *cells, rest[0], gamma, rest[1]])
+    head = ("judge", "seeds", "per step, in", *keys, "cosine with true", "move", "true slopes promise it")
+    return str(grid(head, lines))
+
+
+def lengths(rows: Sequence[Table], grid: Any) -> str:
+    """What supernets trained longer find in the same space, without a move."""
+    lines = []
+    for n in LENGTHS:
+        for r in [r for r in rows if r["case"] == f"length x{n}"]:
+            told = [f"{r[k]:.2f}" for k in ("inherited", "test")]
+            lines.append([f"x{n}", r["seed"], f"{r['params']:,}", *told])
+    return str(grid(("supernet epochs", "seed", "parameters", "inherited, search %", "retrained, test %"), lines))
