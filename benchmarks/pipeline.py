@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -19,11 +20,14 @@ import torch
 from tailorvit.data import Augment, augment_preset, open_data
 from tailorvit.data.batches import Batches, ByStep, Reading
 from tailorvit.data.device import DeviceBatches
+from tailorvit.data.pools import ItemPool
+from tailorvit.data.store import Store
 from tailorvit.data.stream import StreamBatches
 from tailorvit.portable import usable_cores
 
 CASES = ((32, 512), (32, 1024), (224, 128), (224, 512))  # image side, batch
 COUNT = {32: 50_000, 224: 4_000}  # made-up images on the device
+WARM = 8  # steps before the clock starts
 MIX = {"mixup": 0.8, "cutmix": 1.0}
 
 
@@ -55,22 +59,42 @@ def made_up(count: int, side: int) -> torch.Tensor:
     return out
 
 
-def rate(batches: ByStep, device: torch.device, seconds: float, workers: int | None = None) -> dict[str, float]:
+def core_seconds() -> tuple[float, float]:
+    """Processor time of this process, and of its workers that have ended."""
+    own, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime, workers.ru_utime + workers.ru_stime
+
+
+def rate(
+    batches: ByStep,
+    device: torch.device,
+    seconds: float,
+    workers: int | None = None,
+    each: Callable[[], None] | None = None,
+) -> dict[str, float]:
     """Images a second as a training loop would get them, after a warm-up; every kernel has finished at the end.
 
-    ``host_ms`` is the time a step keeps the calling thread before any waiting for the device.
+    ``host_ms`` is the time a step keeps the calling thread before any waiting for the device; ``worker_ms`` and
+    ``core_ms`` are what an image costs one core, in workers and in all, warm-up and look-ahead included (on a CPU the
+    device's part too). ``each`` is called before every step.
     """
 
     def settle() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
+    used = core_seconds()
     coming: Iterator[Any] = batches.iterate(0, 1_000_000, workers)
-    for _ in range(8):
+    warm = WARM + 2 * usable_cores()  # workers ask Pillow about each size of image once
+    for _ in range(warm):
+        if each is not None:
+            each()
         next(coming)
     settle()
     start, steps, busy = time.perf_counter(), 0, 0.0
     while time.perf_counter() - start < seconds or steps < 4:
+        if each is not None:
+            each()
         before = time.perf_counter()
         next(coming)
         busy += time.perf_counter() - before
@@ -80,7 +104,14 @@ def rate(batches: ByStep, device: torch.device, seconds: float, workers: int | N
     settle()
     spent = time.perf_counter() - start
     coming.close()  # type: ignore[attr-defined]
-    return {"per_second": steps * batches.batch / spent, "host_ms": 1e3 * busy / steps, "steps": steps}
+    own, workers_too = (1e3 * (b - a) / ((warm + steps) * batches.batch) for a, b in zip(used, core_seconds()))
+    return {
+        "per_second": steps * batches.batch / spent,
+        "host_ms": 1e3 * busy / steps,
+        "worker_ms": workers_too,
+        "core_ms": own + workers_too,
+        "steps": steps,
+    }
 
 
 def jpegs(root: Path, count: int, side: int) -> str:
@@ -96,20 +127,43 @@ def jpegs(root: Path, count: int, side: int) -> str:
     return str(root)
 
 
-def from_files(device: torch.device, seconds: float, count: int, batch: int, side: int) -> list[dict[str, Any]]:
-    """JPEG files decoded for every batch: by workers with the device's augmentation, and the host's own pipeline."""
+def from_files(
+    device: torch.device, seconds: float, count: int, batch: int, side: int, host: bool = True
+) -> list[dict[str, Any]]:
+    """JPEG files, by workers with the device's augmentation and by the host's own pipeline.
+
+    In the first pass every image is decoded and kept; in later ones it comes from the store of decoded images.
+    """
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         data = open_data(jpegs(Path(folder), count, 256), image_size=side, cache_bytes=0)
+        pool, ids = data._pool, data._splits["train"]
+        assert isinstance(pool, ItemPool)
+        plain = data.train_batches(batch, 0, Augment()).reading
+        store = pool.store = Store(len(pool.labels), pool.stored, len(ids))
+        store.claim(ids)
+
+        def forget() -> None:
+            store.full[:] = 0
+
+        def fill() -> None:
+            for at in range(0, len(ids), 256):
+                plain.read(np.arange(at, min(at + 256, len(ids))))
+
         for name, augment in presets(side).items():
             if name not in ("mild", "standard"):
                 continue
-            host = data.train_batches(batch, 0, augment)
-            for how, batches in (
-                ("files, streamed", StreamBatches(host.reading, batch, 0, augment, data._pool.stored, device)),
-                ("files, host", host),
-            ):
-                facts = rate(batches, device, seconds)
+            reading = data.train_batches(batch, 0, augment).reading
+            stream = StreamBatches(reading, batch, 0, augment, pool.stored, device)
+            ways: list[tuple[str, ByStep, Callable[[], None] | None]] = [
+                ("files, first pass", stream, forget),
+                ("files, later passes", stream, None),
+            ]
+            if host:
+                ways.append(("files, host, first pass", Batches(reading, batch, 0, augment), forget))
+            for how, batches, each in ways:
+                fill()
+                facts = rate(batches, device, seconds, each=each)
                 rows.append({"images": how, "side": side, "batch": batches.batch, "augment": name, **facts})
     return rows
 
@@ -143,9 +197,13 @@ def measure(
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown."""
-    head = ("images", "px", "batch", "augmentation", "images/s", "host ms a batch")
+    head = ("images", "px", "batch", "augmentation", "images/s", "host ms a batch", "worker ms an image", "core ms")
     lines = [
-        [r["images"], r["side"], r["batch"], r["augment"], f"{r['per_second']:,.0f}", f"{r['host_ms']:.2f}"]
+        [
+            *(r[k] for k in ("images", "side", "batch", "augment")),
+            f"{r['per_second']:,.0f}",
+            *(f"{r[k]:.{digits}f}" for k, digits in (("host_ms", 2), ("worker_ms", 3), ("core_ms", 3))),
+        ]
         for r in rows
     ]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, ("---",) * len(head), *lines))
@@ -157,9 +215,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=3.0, help="measured time a case")
     parser.add_argument("--quick", action="store_true", help="small sets and short times: a try")
+    parser.add_argument("--files-only", action="store_true", help="only JPEG files, 224 px, batches of 128")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     given = parser.parse_args()
-    if given.quick:
+    if given.files_only:
+        count, seconds = (300, 0.5) if given.quick else (2_000, given.seconds)
+        rows = from_files(torch.device(given.device), seconds, count, 128, 224)
+    elif given.quick:
         rows = measure(given.device, 0.3, ((32, 128), (64, 32)), {32: 1000, 64: 200}, files=120)
     else:
         rows = measure(given.device, given.seconds)

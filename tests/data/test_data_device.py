@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from data_pictures import fill, picture
 
 from tailorvit.data import Augment, augment_preset, open_data
 from tailorvit.data.batches import Batches
-from tailorvit.data.device import ROOM, DeviceBatches, placed
+from tailorvit.data.device import ROOM, DeviceBatches, placed, room
 from tailorvit.data.draws import NOISE, noise_bank, send
 from tailorvit.data.stream import PIECE, StreamBatches
 from tailorvit.errors import TailorError
@@ -178,6 +179,36 @@ def test_where_images_go():
     assert {placed("never", d, small) for d in ("cpu", "cuda")} == {"host"} and placed("always", "cpu", small) == "kept"
     with pytest.raises(TailorError, match="'sometimes'"):
         placed("sometimes", "cpu", small)
+
+
+def test_a_large_card_keeps_a_quarter_of_its_memory(monkeypatch, data):
+    assert room("cuda:0") == ROOM or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    memory = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    assert room("cuda") == 20 << 30 and room("cpu") == ROOM
+    assert placed("auto", "cuda", (20 << 30) - 1) == "kept" and placed("auto", "cuda", 20 << 30) == "streamed"
+    assert placed("auto", "cuda", 6 << 30, 14 << 30) == "streamed"  # both together are too much
+    assert placed("auto", "cuda", ROOM - 1, 19 << 30) == "kept"  # small splits stay, as on any card
+    memory.total_memory = 8 << 30
+    assert room("cuda") == ROOM
+    memory.total_memory = 80 << 30
+    gib = {"train": 14, "search": 7, "test": 6}
+    monkeypatch.setattr(data, "split_bytes", lambda split: gib[split] << 30)
+    assert [data.place(s, "cuda", "auto") for s in gib] == ["kept", "streamed", "streamed"]
+    gib["train"] = 30
+    assert [data.place(s, "cuda", "auto") for s in gib] == ["streamed", "kept", "kept"]
+
+
+def test_going_on_with_a_smaller_card_gives_the_same_batches(monkeypatch, tmp_path):
+    root = str(fill(tmp_path / "r", {"a": 40, "b": 40}, size=(61, 47)))
+    batches = {}
+    for where, cache in (("kept", 1 << 30), ("streamed", 0)):
+        monkeypatch.setattr("tailorvit.data.dataset.placed", lambda *_, where=where: where)
+        batches[where] = open_data(root, image_size=32, cache_bytes=cache).train_batches(9, 3, KINDS["standard"], "cpu")
+    assert isinstance(batches["kept"], DeviceBatches) and isinstance(batches["streamed"], StreamBatches)
+    after = list(batches["streamed"].iterate(6, 12, workers=1))
+    assert all(same(a, batches["kept"].at(6 + k)) for k, a in enumerate(after)) and len(after) == 6
 
 
 def test_images_are_read_once_and_the_seal_holds(data):

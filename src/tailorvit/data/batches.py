@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from tailorvit.data.augment import Augment
 from tailorvit.data.images import Pixels, Size, normalise
 from tailorvit.data.splits import Ints
+from tailorvit.data.store import Decoder
 from tailorvit.data.transforms import BatchStage, PixelStage
 from tailorvit.errors import TailorError
 from tailorvit.portable import usable_cores
@@ -45,6 +46,7 @@ class Reading:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     failed: dict[str, str]
+    decoder: Decoder | None = None  # where images come from files
 
 
 class _Steps(Dataset[tuple[Pixels, dict[str, str]]]):

@@ -175,7 +175,11 @@ class Data:
 
     def place(self, split: str, device: str, on_device: str) -> str:
         """Where batches of a split are made: "host", "kept" on the device, or "streamed" to it."""
-        return placed(on_device, device, self.split_bytes(split))
+        kept = 0
+        for earlier in SPLITS[: SPLITS.index(split)]:
+            size = self.split_bytes(earlier)
+            kept += size if placed(on_device, device, size, kept) == "kept" else 0
+        return placed(on_device, device, self.split_bytes(split), kept)
 
     def train_batches(
         self, batch: int, seed: int, augment: Augment, device: str = "cpu", on_device: str = "never"
@@ -190,6 +194,7 @@ class Data:
             mean=self.mean,
             std=self.std,
             failed=self._pool.failed,
+            decoder=self._pool.decoder(ids),
         )
         where = self.place("train", device, on_device)
         if where == "kept":

@@ -16,19 +16,29 @@ from tailorvit.data.randaugment import apply_layer, read_words
 from tailorvit.data.transforms import fill_colour
 from tailorvit.errors import unknown
 
-ROOM = 4 << 30  # bytes of a split that "auto" keeps on a device
+ROOM = 4 << 30  # bytes of a split that "auto" keeps on any CUDA device; on large ones a quarter of the memory
 PLACES = ("auto", "always", "never")
 
 
-def placed(on_device: str, device: str, size: int) -> str:
-    """Where batches are made: "host", "kept" (images on the device) or "streamed" (from the host, changed there)."""
+def room(device: str) -> int:
+    """Bytes of images that "auto" keeps on a device. Of its whole memory, not of what is free: that would change."""
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return ROOM
+    return max(ROOM, int(torch.cuda.get_device_properties(device).total_memory) // 4)
+
+
+def placed(on_device: str, device: str, size: int, kept: int = 0) -> str:
+    """Where batches are made: "host", "kept" (images on the device) or "streamed" (from the host, changed there).
+
+    ``size`` is the split's, ``kept`` what other splits take on the device already.
+    """
     if on_device not in PLACES:
         raise unknown("data.on_device", on_device, PLACES)
     if on_device == "always":
         return "kept"
     if on_device == "never" or torch.device(device).type != "cuda":
         return "host"
-    return "kept" if size < ROOM else "streamed"
+    return "kept" if size < ROOM or kept + size < room(device) else "streamed"
 
 
 def mixed(x: Tensor, target: Tensor, mix: Mix) -> None:

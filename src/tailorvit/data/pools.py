@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +17,7 @@ from torch.utils.data import get_worker_info
 
 from tailorvit.data.images import MARGIN, Pixels, Size, fit, reason, stored_size, to_image, to_pixels
 from tailorvit.data.splits import Ints
+from tailorvit.data.store import Decoded, Decoder, Raw, Store, raw_of
 from tailorvit.errors import TailorError
 from tailorvit.portable import usable_cores
 
@@ -86,6 +89,10 @@ class Pool:
         """uint8 (n, C, H, W) at stored size; what fails is replaced by another of its class ``among`` its split."""
         raise NotImplementedError
 
+    def decoder(self, ids: Ints) -> Decoder | None:
+        """What a stream needs to leave part of the work on files to the device; None for arrays."""
+        return None
+
 
 class ArrayPool(Pool):
     """Images that came as one array."""
@@ -131,10 +138,10 @@ class ItemPool(Pool):
         self.opener = opener
         self.short = float(np.median(short_sides))
         self.threads = threads
-        self.caching = False
+        self.caching = False  # whether all images fit the cache and are decoded at once
         self.shape = (self.channels, 0, 0)
-        self.blocks: list[Tensor] = []  # one per load: a split is read from one block
-        self.place = np.full((len(self.labels), 2), -1, dtype=np.int64)  # block and row of each image
+        self.store = Store(len(self.labels), self.shape, 0)
+        self.seen: Counter[Size] = Counter()  # sizes met while streaming
 
     @property
     def stored(self) -> tuple[int, int, int]:
@@ -149,8 +156,10 @@ class ItemPool(Pool):
         self.size = size
         self.margin = MARGIN if self.short >= min(stored_size(size, MARGIN)) else 1.0
         height, width = stored_size(size, self.margin)
-        self.caching = total * self.channels * height * width <= cache_bytes
         self.shape = (self.channels, height, width)
+        room = cache_bytes // math.prod(self.shape)
+        self.caching = total <= room
+        self.store = Store(len(self.labels), self.shape, min(total, room))
 
     def _decode(self, index: int) -> Pixels | str:
         """Pixels, or the reason why there are none."""
@@ -160,35 +169,70 @@ class ItemPool(Pool):
         except Exception as error:  # decoders raise whatever they like on broken files
             return reason(error)
 
-    def _map(self, ids: Ints) -> list[Pixels | str]:
+    def _map(self, work: Callable[[int], B], ids: Ints) -> list[B]:
         items = ids.tolist()
-        return thread_map(self._decode, items) if self.threads else [self._decode(i) for i in items]
+        return thread_map(work, items) if self.threads else [work(i) for i in items]
 
     def load(self, ids: Ints) -> Ints:
-        """Decode into a new block, chunk by chunk so that no second copy of everything ever lives."""
+        """Give the images their places in the store; fill them now where everything fits, else as they are read."""
+        self.store.claim(ids)
         if not self.caching:
             return ids
-        block = torch.empty((len(ids), *self.shape), dtype=torch.uint8)
         good: list[int] = []
         for at in range(0, len(ids), 256):
-            for index, pixels in zip(ids[at : at + 256].tolist(), self._map(ids[at : at + 256])):
+            for index, pixels in zip(ids[at : at + 256].tolist(), self._map(self._decode, ids[at : at + 256])):
                 if isinstance(pixels, str):
                     self.skipped.append((self.name(index), pixels))
                     continue
-                block[len(good)] = torch.from_numpy(pixels)
-                self.place[index] = len(self.blocks), len(good)
+                self.store.put(np.asarray([index]), pixels[None])
                 good.append(index)
-        self.blocks.append(block[: len(good)])
         return np.asarray(good, dtype=np.int64)
 
     def read(self, ids: Ints, among: Ints) -> Tensor:
-        """Rows of a block, or a fresh decode."""
-        if self.caching and len(ids):
-            block = self.blocks[int(self.place[ids[0], 0])]
-            return block[torch.from_numpy(self.place[ids, 1])]
-        out = torch.empty((len(ids), *self.shape), dtype=torch.uint8)
-        for k, pixels in enumerate(self._map(ids)):
-            out[k] = torch.from_numpy(self._instead(int(ids[k]), pixels, among) if isinstance(pixels, str) else pixels)
+        """From the store, or by a fresh decode that fills it."""
+        held = self.store.holds(ids)
+        if held.all():
+            return torch.from_numpy(self.store.get(ids))
+        out = np.empty((len(ids), *self.shape), np.uint8)
+        out[held] = self.store.get(ids[held])
+        missing = np.flatnonzero(~held)
+        for k, pixels in zip(missing.tolist(), self._map(self._decode, ids[missing])):
+            out[k] = self._kept(int(ids[k]), pixels, among)
+        return torch.from_numpy(out)
+
+    def _kept(self, index: int, pixels: Pixels | str, among: Ints) -> Pixels:
+        """Pixels on their way through the store, or those of another image, which are not kept for this one."""
+        if isinstance(pixels, str):
+            return self._instead(index, pixels, among)
+        self.store.put(np.asarray([index]), pixels[None])
+        return pixels
+
+    def decoder(self, ids: Ints) -> Decoder:
+        """For streams: files half done, and the store by positions."""
+        store = self.store
+        return Decoder(
+            lambda at: self._decoded(ids[at], ids),
+            lambda at, out: store.take(ids[at], out),
+            lambda at: store.wants(ids[at]),
+            lambda at, pixels: store.put(ids[at], pixels),
+        )
+
+    def _half(self, index: int) -> Raw | Pixels | str:
+        try:
+            with self.opener(index) as image:
+                return raw_of(image, self.channels, stored_size(self.size, self.margin), self.seen)
+        except Exception as error:  # as above
+            return reason(error)
+
+    def _decoded(self, ids: Ints, among: Ints) -> Decoded:
+        held = self.store.holds(ids)
+        missing = np.flatnonzero(~held)
+        out = Decoded(np.flatnonzero(held), [], [])
+        for k, found in zip(missing.tolist(), self._map(self._half, ids[missing])):
+            if isinstance(found, Raw):
+                out.raw.append((k, found))
+            else:
+                out.fitted.append((k, self._kept(int(ids[k]), found, among)))
         return out
 
     def _instead(self, index: int, why: str, among: Ints) -> Pixels:

@@ -2,48 +2,111 @@
 
 Only uint8 travels. Workers write into shared memory of our own, since the shared memory of containers is small and a
 pipe carries some 1 GB a second; a thread gathers a step in pinned memory; its copy to the device runs beside training.
+Files leave a worker before their resize; what the device makes of them comes back for the store, while it has room.
 """
 
 from __future__ import annotations
 
-import mmap
 import sys
+from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tailorvit.data.augment import Augment
 from tailorvit.data.batches import AHEAD, Batch, Reading
 from tailorvit.data.device import Planned
-from tailorvit.data.draws import Plan
+from tailorvit.data.draws import Plan, send
+from tailorvit.data.fitting import fitted, taps, taps_needed
 from tailorvit.data.images import Pixels
+from tailorvit.data.splits import Ints
+from tailorvit.data.store import LARGEST, Decoded, Raw, shared
 from tailorvit.portable import usable_cores
 
 PIECE = 32  # images a worker reads at a time: a batch is ready soon, and little memory is in flight
+_NONE: Ints = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Raw images of one piece that Pillow resizes in one order, padded to one size."""
+
+    at: Ints  # their places in the piece
+    shape: tuple[int, int, int, int]
+    spans: NDArray[np.float32]
+    down_first: bool
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What lies in a piece, in this order: images of the store, fitted ones, grids of raw ones."""
+
+    held: Ints
+    fitted: Ints
+    grids: tuple[Grid, ...] = ()
+
+    @property
+    def order(self) -> Ints:
+        """Places in the piece, as they lie."""
+        return np.concatenate([self.held, self.fitted, *(g.at for g in self.grids)])
+
+
+Loaded = list[tuple[Parcel, Tensor]]  # a step: its pieces and their bytes
+Returns = deque[tuple[Ints, Tensor, Any]]  # positions, pixels on their way to the host, and the event of their arrival
 
 
 def _as_is(item: Any) -> Any:
     return item
 
 
-class _Pieces(Dataset[tuple[int, dict[str, str]]]):
-    """Pieces of steps, written into a ring that parent and workers share; what travels is their length."""
+def pack(found: Decoded, slot: Pixels) -> Parcel:
+    """Write the images of a piece into flat memory."""
+    end = 0
+    for _, pixels in found.fitted:
+        slot[end : end + pixels.size] = pixels.reshape(-1)
+        end += pixels.size
+    grids = []
+    for first in (False, True):
+        some: list[tuple[int, Raw]] = [(k, raw) for k, raw in found.raw if raw.down_first == first]
+        if not some:
+            continue
+        high, wide, channels = np.max([raw.pixels.shape for _, raw in some], 0).tolist()
+        shape = (len(some), high, wide, channels)
+        grid = slot[end : end + prod(shape)].reshape(shape)
+        for row, (_, raw) in zip(grid, some):
+            row[: raw.pixels.shape[0], : raw.pixels.shape[1]] = raw.pixels
+        spans = np.asarray([raw.spans for _, raw in some], np.float32)
+        grids.append(Grid(np.asarray([k for k, _ in some]), shape, spans, first))
+        end += prod(shape)
+    return Parcel(found.held, np.asarray([k for k, _ in found.fitted], np.int64), tuple(grids))
+
+
+class _Pieces(Dataset[tuple[Parcel, dict[str, str]]]):
+    """Pieces of steps, written into a ring that parent and workers share; what travels is a list of their contents."""
 
     def __init__(self, batches: StreamBatches, slots: int) -> None:
         self.batches = batches
-        shape = (slots, PIECE, *batches.stored)
-        self.ring: Pixels = np.frombuffer(mmap.mmap(-1, int(np.prod(shape))), np.uint8).reshape(shape)
+        largest = LARGEST**2 if batches.reading.decoder is not None else 1
+        self.ring = shared((slots, PIECE * largest * prod(batches.stored)))
 
-    def __getitem__(self, piece: int) -> tuple[int, dict[str, str]]:
-        step, part = divmod(piece, self.batches.pieces)
-        at = self.batches._positions(step)[part * PIECE : (part + 1) * PIECE]
-        self.ring[piece % len(self.ring), : len(at)] = self.batches.reading.read(at).numpy()
-        return len(at), dict(self.batches.reading.failed)
+    def __getitem__(self, piece: int) -> tuple[Parcel, dict[str, str]]:
+        reading, slot = self.batches.reading, self.ring[piece % len(self.ring)]
+        at = self.batches._piece(piece)
+        if reading.decoder is not None:
+            parcel = pack(reading.decoder.decode(at), slot)
+        else:
+            pixels = reading.read(at).numpy()
+            slot[: pixels.size] = pixels.reshape(-1)
+            parcel = Parcel(_NONE, np.arange(len(at)))
+        return parcel, dict(reading.failed)
 
 
 class StreamBatches(Planned):
@@ -70,54 +133,122 @@ class StreamBatches(Planned):
     def _read(self, step: int) -> Tensor:
         return self.reading.read(self._positions(step))
 
+    def _piece(self, piece: int) -> Ints:
+        step, part = divmod(piece, self.pieces)
+        return self._positions(step)[part * PIECE : (part + 1) * PIECE]
+
     def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
         """The batches ``at(start)`` to ``at(stop - 1)``, read by ``workers`` processes (None: by the spare cores)."""
         spare = min(16, usable_cores() - 1) if sys.platform == "linux" and stop - start > 4 else 0
         count = spare if workers is None else workers
-        with closing(self._gathered(start, stop, count) if count else self._alone(start, stop)) as raws:
+        returns: Returns = deque()
+        with closing(self._gathered(start, stop, count) if count else self._alone(start, stop)) as steps:
 
-            def ready(step: int) -> tuple[Plan, Tensor]:
-                return self._plan(step), next(raws)
+            def ready(step: int) -> tuple[Plan, Loaded]:
+                self._store(returns, wait=False)
+                loaded = next(steps)
+                return self._listed(self._plan(step), [parcel for parcel, _ in loaded]), loaded
 
-            with closing(self._threaded(ready, start, stop)) as coming:
-                yield from self._beside(coming)
+            try:
+                with closing(self._threaded(ready, start, stop)) as coming:
+                    yield from self._beside(coming, returns)
+            finally:
+                self._store(returns, wait=True)
 
-    def _beside(self, coming: Iterator[tuple[Plan, Tensor]]) -> Iterator[Batch]:
+    # -- on the device ----------------------------------------------------------------------------------------------
+
+    def _listed(self, plan: Plan, parcels: list[Parcel]) -> Plan:
+        """A plan with the places of its images among what was loaded, and how raw ones are resized."""
+        starts = np.cumsum([0, *(len(p.order) for p in parcels)])
+        lie = np.concatenate([low + p.order for low, p in zip(starts, parcels)])
+        grids = [(low, g) for low, p in zip(starts, parcels) for g in p.grids]
+        more: dict[str, NDArray[Any]] = {"rows": np.argsort(lie)}
+        if grids:
+            more["spans"] = np.concatenate([g.spans for _, g in grids])
+            raw = np.concatenate([low + g.at for low, g in grids])  # places in the batch
+            assert self.reading.decoder is not None
+            more["keep"] = more["rows"][raw[self.reading.decoder.wants(plan.arrays["at"][raw])]]
+            more["keep_at"] = plan.arrays["at"][lie[more["keep"]]]
+        return replace(plan, arrays={**plan.arrays, **more})
+
+    def _beside(self, coming: Iterator[tuple[Plan, Loaded]], returns: Returns) -> Iterator[Batch]:
         """Batches of pinned images; the next ones are on their way to the device while one is used."""
         if self.device.type != "cuda":
-            for plan, raw in coming:
-                yield self._make(plan, raw.to(self.device), self._rows)
+            for plan, loaded in coming:
+                yield self._assembled(plan, [(p, raw.to(self.device)) for p, raw in loaded], returns)
             return
         side = torch.cuda.Stream(self.device)
-        held: tuple[Plan, Tensor, Any] | None = None
-        for plan, raw in coming:
+        held: tuple[Plan, Loaded, Any] | None = None
+        for plan, loaded in coming:
             with torch.cuda.stream(side):
-                there = raw.to(self.device, non_blocking=True)
+                there = [(parcel, raw.to(self.device, non_blocking=True)) for parcel, raw in loaded]
                 arrived = side.record_event()
             if held is not None:
-                yield self._landed(*held)
+                yield self._landed(*held, returns)
             held = plan, there, arrived
         if held is not None:
-            yield self._landed(*held)
+            yield self._landed(*held, returns)
 
-    def _landed(self, plan: Plan, images: Tensor, arrived: Any) -> Batch:
+    def _landed(self, plan: Plan, loaded: Loaded, arrived: Any, returns: Returns) -> Batch:
         now = torch.cuda.current_stream(self.device)
         now.wait_event(arrived)
-        images.record_stream(now)  # its memory belongs to the other stream, which must not reuse it too soon
-        return self._make(plan, images, self._rows)
+        for _, raw in loaded:
+            raw.record_stream(now)  # its memory belongs to the other stream, which must not reuse it too soon
+        return self._assembled(plan, loaded, returns)
+
+    @torch.no_grad()
+    def _assembled(self, plan: Plan, loaded: Loaded, returns: Returns) -> Batch:
+        """The batch: raw images resized, all put behind each other, then what happens to kept ones too."""
+        sent = send(plan.arrays, self.device)
+        size = self.stored[1:]
+        lines = [
+            taps(sent["spans"][:, k], size[k], count)
+            for k, count in enumerate(taps_needed(plan.arrays["spans"], size) if "spans" in sent else ())
+        ]
+        parts, done = list[Tensor](), 0
+        for parcel, raw in loaded:
+            end = (len(parcel.held) + len(parcel.fitted)) * prod(self.stored)
+            parts.append(raw[:end].view(-1, *self.stored))
+            for grid in parcel.grids:
+                these = slice(done, done + len(grid.at))
+                down, across = ((at[these], weight[these]) for at, weight in lines)
+                images = raw[end : end + prod(grid.shape)].view(grid.shape)
+                parts.append(fitted(images, down, across, grid.down_first))
+                end, done = end + prod(grid.shape), these.stop
+        images = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if "keep" in sent:
+            self._send_back(images.index_select(0, sent["keep"]), plan.arrays["keep_at"], returns)
+        return self._stage(images, sent["rows"], self.labels.index_select(0, sent["at"]), plan, sent)
+
+    def _send_back(self, images: Tensor, at: Ints, returns: Returns) -> None:
+        if self.device.type != "cuda":
+            returns.append((at, images, None))
+            return
+        home = self._pinned(images.numel()).view(images.shape).copy_(images, non_blocking=True)
+        returns.append((at, home, torch.cuda.current_stream(self.device).record_event()))
+
+    def _store(self, returns: Returns, wait: bool) -> None:
+        """Keep what has come back."""
+        while returns and (wait or returns[0][2] is None or returns[0][2].query()):
+            at, images, event = returns.popleft()
+            if event is not None:
+                event.synchronize()
+            assert self.reading.decoder is not None
+            self.reading.decoder.put(at, images.numpy())
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def _pinned(self) -> Tensor:
+    def _pinned(self, count: int) -> Tensor:
         here = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with here:
-            return torch.empty((self.batch, *self.stored), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            return torch.empty(count, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
-    def _alone(self, start: int, stop: int) -> Generator[Tensor]:
+    def _alone(self, start: int, stop: int) -> Generator[Loaded]:
+        whole = Parcel(_NONE, np.arange(self.batch))
         for step in range(start, stop):
-            yield self._pinned().copy_(self._read(step))
+            yield [(whole, self._pinned(self.batch * prod(self.stored)).copy_(self._read(step).flatten()))]
 
-    def _gathered(self, start: int, stop: int, workers: int) -> Generator[Tensor]:
+    def _gathered(self, start: int, stop: int, workers: int) -> Generator[Loaded]:
         """Steps from workers; they start here, in the caller's thread."""
         # At most AHEAD * workers pieces are asked for beyond the one last handed over, so no slot is lost unread.
         pieces = _Pieces(self, AHEAD * workers + 2)
@@ -133,12 +264,22 @@ class StreamBatches(Planned):
         )
         return self._filled(iter(loader), pieces.ring, range(start * self.pieces, stop * self.pieces))
 
-    def _filled(self, tasks: Iterator[Any], ring: Pixels, numbers: range) -> Generator[Tensor]:
-        out, filled = self._pinned(), 0
-        for piece, (count, failed) in zip(numbers, tasks):
+    def _filled(self, tasks: Iterator[Any], ring: Pixels, numbers: range) -> Generator[Loaded]:
+        step: Loaded = []
+        for piece, (parcel, failed) in zip(numbers, tasks):
             self.reading.failed.update(failed)
-            out[filled : filled + count] = torch.from_numpy(ring[piece % len(ring), :count])
-            filled += count
-            if filled == self.batch:
-                yield out
-                out, filled = self._pinned(), 0
+            step.append((parcel, self._taken(parcel, self._piece(piece), ring[piece % len(ring)])))
+            if len(step) == self.pieces:
+                yield step
+                step = []
+
+    def _taken(self, parcel: Parcel, at: Ints, slot: Pixels) -> Tensor:
+        """The bytes of a piece out of the store and out of the ring, in pinned memory."""
+        known, each = len(parcel.held), prod(self.stored)
+        rest = len(parcel.fitted) * each + sum(prod(g.shape) for g in parcel.grids)
+        out = self._pinned(known * each + rest)
+        if known:
+            assert self.reading.decoder is not None
+            self.reading.decoder.take(at[parcel.held], out[: known * each].view(-1, *self.stored).numpy())
+        out[known * each :] = torch.from_numpy(slot[:rest])
+        return out

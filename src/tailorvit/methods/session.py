@@ -21,6 +21,7 @@ from tailorvit.config import Config
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
 from tailorvit.data import Data
+from tailorvit.data.device import room
 from tailorvit.errors import TailorError
 from tailorvit.families import family
 from tailorvit.methods.given import given_supernet
@@ -152,7 +153,9 @@ class Session:
         if where != "host":
             size = self.data.split_bytes("train") / 2**20
             how = "streamed to" if where == "streamed" else "kept on"
-            self.tell_once("data", f"training images are {how} {self.device} as bytes ({size:.0f} MiB)")
+            most = room(self.device) / 2**30
+            text = f"training images are {how} {self.device} as bytes ({size:.0f} MiB; up to {most:.0f} GiB are kept)"
+            self.tell_once("data", text)
         augment = self.data.augment(settings.augment)
         return self.data.train_batches(settings.batch, seed, augment, self.device, on_device)
 

@@ -1,0 +1,164 @@
+"""Do a supernet's slopes tell the truth? Small ViTs on Fashion-MNIST, in a supernet and trained by themselves.
+
+    python benchmarks/slopes.py --seeds 2 --out benchmarks/results/slopes-DATE.json    # half an hour on one core
+
+The middle member of a small ViT space and its neighbours, one dimension a step lower or higher in all blocks, are each
+trained by themselves; the differences of their accuracies are the true slopes. Beside them: the same members with
+weights inherited from a supernet whose training draws members block by block (as published), and from one in which half
+of the members have blocks that are all alike (`train.alike = 0.5`); at the end of training and half way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailorvit.arch import Arch
+from tailorvit.data import Batch
+from tailorvit.data.idx import open_fashion, open_idx
+from tailorvit.families import family
+from tailorvit.families.vit_named import vit_arch
+from tailorvit.rng import generator, seed_everything
+from tailorvit.space import Dim, Space
+from tailorvit.train import Fixed, SinglePath, TrainSettings, train
+
+VIT = family("vit")
+FIXED = {"image_size": (28, 28), "patch": 7, "channels": 1, "classes": 10, "head_dim": 16, "reach": 3}
+CHOICES: dict[str, tuple[float, ...]] = {
+    "depth": (3, 4, 5),
+    "embed": (32, 40, 48),
+    "heads": (2, 3, 4),
+    "mlp": (2, 3, 4),
+}
+MIDDLE = {k: v[1] for k, v in CHOICES.items()}
+
+
+def space() -> Space:
+    """Three choices a dimension, heads and ratios by block."""
+    scopes = {"heads": "block", "mlp": "block"}
+    return Space("vit", tuple(Dim(k, v, scopes.get(k, "global")) for k, v in CHOICES.items()), tuple(FIXED.items()))  # type: ignore[arg-type]
+
+
+def members() -> dict[tuple[str, int], Arch]:
+    """The middle, and one step down or up along each dimension, all blocks alike."""
+    found = {("middle", 0): vit_arch(**MIDDLE)}
+    for name, choices in CHOICES.items():
+        for way in (-1, 1):
+            found[name, way] = vit_arch(**{**MIDDLE, name: choices[1 + way]})
+    return found
+
+
+class Images:
+    """Training batches from arrays, as they are, in an order of the seed."""
+
+    def __init__(self, x: Tensor, y: Tensor, seed: int, batch: int = 128) -> None:
+        self.x, self.y, self.seed, self.batch = x, y, seed, batch
+        self.steps_per_epoch = len(x) // batch
+
+    def iterate(self, start: int, stop: int) -> Iterator[Batch]:
+        """Steps start..stop-1."""
+        for step in range(start, stop):
+            epoch, k = divmod(step, self.steps_per_epoch)
+            order = generator(self.seed, "epoch", epoch).permutation(len(self.x))
+            at = torch.from_numpy(order[k * self.batch : (k + 1) * self.batch])
+            yield Batch(self.x[at], self.y[at], torch.nn.functional.one_hot(self.y[at], 10).float() * 0.9 + 0.01)
+
+
+@torch.no_grad()
+def accuracy(call: Any, x: Tensor, y: Tensor) -> float:
+    """Percent."""
+    return 100 * float(torch.cat([call(part).argmax(-1) for part in x.split(1000)]).eq(y).float().mean())
+
+
+def slopes(figures: dict[tuple[str, int], float]) -> dict[str, float]:
+    """Points a step, from one step down to one up."""
+    return {name: (figures[name, 1] - figures[name, -1]) / 2 for name in CHOICES}
+
+
+def study(folder: Path | None, seed: int, images: int, alone: int, shared: int, tell: Any) -> dict[str, Any]:
+    """All slopes of one seed."""
+    pool = open_idx(folder) if folder else open_fashion()
+    if pool is None:
+        raise SystemExit(f"{folder} holds no files of MNIST's form.")
+    order = generator(seed, "split").permutation(60000)[: images + 10000]  # of the training images, which come first
+    x = pool.read(order, order).float().div(255).sub(0.2860).div(0.3530)
+    y = torch.from_numpy(np.asarray(pool.labels)[order]).long()
+    held = x[images : images + 10000], y[images : images + 10000]
+    x, y = x[:images], y[:images]
+    own: dict[tuple[str, int], float] = {}
+    for key, arch in members().items():
+        seed_everything(seed, "alone")
+        model = VIT.build(VIT.frame(FIXED), arch)
+        train(model, Images(x, y, seed), Fixed(), settings(alone), seed)
+        own[key] = accuracy(model.eval(), *held)
+        tell(f"seed {seed}: {key} alone {own[key]:.2f} %")
+    rows: dict[str, Any] = {"alone": {"slopes": slopes(own), "middle": own["middle", 0]}}
+    for alike in (0.0, 0.5):
+        seed_everything(seed, "supernet")
+        supernet: Any = VIT.supernet(space())
+        seen: dict[int, dict[str, Any]] = {}
+        calls: list[int] = []
+
+        def look(
+            net: Any = supernet, into: dict[int, Any] = seen, share: float = alike, calls: Any = calls
+        ) -> dict[str, float]:
+            calls.append(0)
+            if len(calls) not in (5, 10):  # of ten during a training
+                return {}
+            net.eval()
+            found = {k: accuracy(lambda part, a=a: net(part, a), *held) for k, a in members().items()}
+            into[len(into)] = {"slopes": slopes(found), "middle": found["middle", 0]}
+            tell(f"seed {seed}: alike {share}: {into[len(into) - 1]}")
+            return {}
+
+        train(supernet, Images(x, y, seed), SinglePath(space(), alike), settings(shared), seed, evaluate=look)
+        rows[f"supernet, alike {alike}"] = {"half way": seen[0], "end": seen[1]}
+    return rows
+
+
+def settings(epochs: int) -> TrainSettings:
+    """The same for all but the epochs."""
+    return TrainSettings(epochs=epochs, batch=128, lr=2e-3, warmup=1)
+
+
+def main() -> None:
+    """Run the seeds and write what came of them as they end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a folder of MNIST's files (default: Debian's Fashion-MNIST)")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--images", type=int, default=6000)
+    parser.add_argument("--alone", type=int, default=10, help="epochs of a network trained by itself")
+    parser.add_argument("--shared", type=int, default=20, help="epochs of a supernet")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    start, rows = time.monotonic(), {}
+    for seed in range(asked.seeds):
+        tell = lambda text: print(f"[{time.monotonic() - start:6.0f} s] {text}", flush=True)  # noqa: E731
+        rows[str(seed)] = study(asked.data, seed, asked.images, asked.alone, asked.shared, tell)
+        facts = {k: v if isinstance(v, int) else str(v) for k, v in vars(asked).items() if k not in ("data", "out")}
+        text = json.dumps({"date": date.today().isoformat(), **facts, "choices": CHOICES, "seeds": rows}, indent=1)
+        if asked.out:
+            asked.out.write_text(text + "\n")
+    kinds = ("alone", "supernet, alike 0.0", "supernet, alike 0.5")
+    print("| slope, points a step | " + " | ".join(kinds) + " |\n|" + "---|" * 4)
+    for name in CHOICES:
+        cells = []
+        for kind in kinds:
+            each = [
+                r[kind]["slopes"][name] if kind == "alone" else r[kind]["end"]["slopes"][name] for r in rows.values()
+            ]
+            cells.append(" ".join(f"{v:+.2f}" for v in each))
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
