@@ -42,6 +42,8 @@ for grid, reach, dim, tile, other, dead in {cases}:
     out, *_ = kernel.relative_attention(qkv, *wide, places.onehot, switch, list(grid), reach, scale)
     found = torch.autograd.grad(out, [qkv, *tables], seen)
     rows.append([float((a - b).norm() / b.norm()) for a, b in zip([out, *found], [right, *wanted])])
+from tailorvit.plain import relative
+assert relative.KERNEL is kernel.relative_attention
 print(json.dumps(rows))
 """
 CASES = [

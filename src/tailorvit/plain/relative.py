@@ -9,7 +9,7 @@ gathers; ``fused`` widens queries, keys and values so that one fused kernel does
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ EXECUTIONS: tuple[Execution, ...] = ("fused", "factored", "dense")
 DENSE_TOKENS = 32  # dense sums are quicker on a CPU with 17 tokens, 2.7 times slower with 65 (benchmarks/cpu.py)
 Grid = tuple[int, int]
 TILE = 128  # the most keys our kernel takes at a time
-TRITON = find_spec("triton") is not None  # comes with torch for CUDA on Linux
+KERNEL: Callable[..., tuple[Tensor, ...]] | None = None  # relative_kernel puts itself here; exported networks have none
 
 
 class Tables(NamedTuple):
@@ -103,25 +103,21 @@ def attend_packed(
 
     Heads whose entries of ``alive`` (H * D) are zero are read by nobody and may be left out (ours does, leaving zeros).
     """
-    if tables is not None and execution in ("auto", "kernel") and _has_kernel(qkv, places):
-        from tailorvit.plain import relative_kernel as kernel
-
+    if tables is not None and KERNEL is not None and execution in ("auto", "kernel") and _kernel_serves(qkv, places):
         keys, values = (
             torch.cat([F.pad(t, (0, 0, 0, half_of(places.reach) - t.shape[0])) for t in pair]).to(qkv.dtype)
             for pair in (tables[:2], tables[2:])
         )
-        out: Tensor = kernel.relative_attention(
-            qkv, keys, values, places.onehot.to(qkv.dtype), alive, list(places.grid), places.reach, scale
-        )[0]
-        return out.flatten(2)
+        onehot = places.onehot.to(qkv.dtype)
+        return KERNEL(qkv, keys, values, onehot, alive, list(places.grid), places.reach, scale)[0].flatten(2)
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     return attend(q, k, v, tables, places, scale, execution).transpose(1, 2).flatten(2)
 
 
-def _has_kernel(qkv: Tensor, places: Places) -> bool:
-    """Whether our kernel serves it: a GPU, 16 bits, offsets never clamped, heads of a width the matrix units take."""
+def _kernel_serves(qkv: Tensor, places: Places) -> bool:
+    """On a GPU in 16 bits, where offsets are never clamped and heads have a width the matrix units take."""
     fits = max(places.grid) <= places.reach + 1 and places.reach < 64 and qkv.shape[-1] in (16, 32, 64, 128)
-    return TRITON and qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16) and fits
+    return qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16) and fits
 
 
 def attend(

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tailorvit.plain import relative
 from tailorvit.plain.relative import half_of, power
 
 # Triton's language is untyped and its kernels are compiled from this text, so mypy and the linter cannot follow them.
@@ -381,3 +382,4 @@ def _gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 relative_attention.register_autograd(_gradients, setup_context=_keep)
+relative.KERNEL = relative_attention
