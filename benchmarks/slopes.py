@@ -1,11 +1,13 @@
 """Do a supernet's slopes tell the truth? Small ViTs on Fashion-MNIST, in a supernet and trained by themselves.
 
-    python benchmarks/slopes.py --seeds 2 --out benchmarks/results/slopes-DATE.json    # half an hour on one core
+    python benchmarks/slopes.py --out benchmarks/results/slopes-DATE.json    # half an hour on one core
 
 The middle member of a small ViT space and its neighbours, one dimension a step lower or higher in all blocks, are each
-trained by themselves; the differences of their accuracies are the true slopes. Beside them: the same members with
-weights inherited from a supernet whose training draws members block by block (as published), and from one in which half
-of the members have blocks that are all alike (`train.alike = 0.5`); at the end of training and half way.
+trained by themselves; the differences of their accuracies are the true slopes. Beside them: the same after a short
+training (`seek.evaluator = "training"`); the same members with weights inherited from a supernet whose training draws
+members block by block (as published), and from one in which half of the members have blocks that are all alike
+(`train.alike = 0.5`), at the end of training and half way; and inherited weights trained on alone for one epoch
+(`"tuned"`).
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ def slopes(figures: dict[tuple[str, int], float]) -> dict[str, float]:
     return {name: (figures[name, 1] - figures[name, -1]) / 2 for name in CHOICES}
 
 
-def study(folder: Path | None, seed: int, images: int, alone: int, shared: int, tell: Any) -> dict[str, Any]:
+def study(
+    folder: Path | None, seed: int, images: int, alone: int, short: int, shared: int, tell: Any
+) -> dict[str, Any]:
     """All slopes of one seed."""
     pool = open_idx(folder) if folder else open_fashion()
     if pool is None:
@@ -94,70 +98,86 @@ def study(folder: Path | None, seed: int, images: int, alone: int, shared: int, 
     y = torch.from_numpy(np.asarray(pool.labels)[order]).long()
     held = x[images : images + 10000], y[images : images + 10000]
     x, y = x[:images], y[:images]
-    own: dict[tuple[str, int], float] = {}
-    for key, arch in members().items():
-        seed_everything(seed, "alone")
-        model = VIT.build(VIT.frame(FIXED), arch)
-        train(model, Images(x, y, seed), Fixed(), settings(alone), seed)
-        own[key] = accuracy(model.eval(), *held)
-        tell(f"seed {seed}: {key} alone {own[key]:.2f} %")
-    rows: dict[str, Any] = {"alone": {"slopes": slopes(own), "middle": own["middle", 0]}}
+    rows: dict[str, Any] = {}
+    looks = shared // max(shared // 10, 1)  # that the loop offers during a training
+    for name, epochs in (("alone", alone), ("alone, short", short)):
+        own: dict[tuple[str, int], float] = {}
+        for key, arch in members().items():
+            seed_everything(seed, "alone")
+            model = VIT.build(VIT.frame(FIXED), arch)
+            train(model, Images(x, y, seed), Fixed(), settings(epochs), seed)
+            own[key] = accuracy(model.eval(), *held)
+        rows[name] = {"slopes": slopes(own), "middle": own["middle", 0]}
+        tell(f"seed {seed}: {name}: {rows[name]}")
     for alike in (0.0, 0.5):
         seed_everything(seed, "supernet")
         supernet: Any = VIT.supernet(space())
         seen: dict[int, dict[str, Any]] = {}
         calls: list[int] = []
 
-        def look(
-            net: Any = supernet, into: dict[int, Any] = seen, share: float = alike, calls: Any = calls
-        ) -> dict[str, float]:
+        def look(net: Any = supernet, into: dict[int, Any] = seen, calls: Any = calls) -> dict[str, float]:
             calls.append(0)
-            if len(calls) not in (5, 10):  # of ten during a training
+            if len(calls) not in (looks // 2, looks):
                 return {}
             net.eval()
             found = {k: accuracy(lambda part, a=a: net(part, a), *held) for k, a in members().items()}
             into[len(into)] = {"slopes": slopes(found), "middle": found["middle", 0]}
-            tell(f"seed {seed}: alike {share}: {into[len(into) - 1]}")
             return {}
 
         train(supernet, Images(x, y, seed), SinglePath(space(), alike), settings(shared), seed, evaluate=look)
         rows[f"supernet, alike {alike}"] = {"half way": seen[0], "end": seen[1]}
+        tell(f"seed {seed}: alike {alike}: {seen[1]}")
+        if not alike:
+            tuned: dict[tuple[str, int], float] = {}
+            for key, arch in members().items():
+                model = VIT.extract(supernet, arch)
+                train(model, Images(x, y, seed), Fixed(), settings(1), seed)
+                tuned[key] = accuracy(model.eval(), *held)
+            rows["tuned"] = {"slopes": slopes(tuned), "middle": tuned["middle", 0]}
+            tell(f"seed {seed}: tuned: {rows['tuned']}")
     return rows
 
 
 def settings(epochs: int) -> TrainSettings:
-    """The same for all but the epochs."""
-    return TrainSettings(epochs=epochs, batch=128, lr=2e-3, warmup=1)
+    """The same for all but the epochs; a tenth of them warms up."""
+    return TrainSettings(epochs=epochs, batch=128, lr=2e-3, warmup=min(1.0, epochs / 10))
 
 
 def main() -> None:
     """Run the seeds and write what came of them as they end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a folder of MNIST's files (default: Debian's Fashion-MNIST)")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--images", type=int, default=6000)
     parser.add_argument("--alone", type=int, default=10, help="epochs of a network trained by itself")
+    parser.add_argument("--short", type=int, default=3, help="epochs of a short one")
     parser.add_argument("--shared", type=int, default=20, help="epochs of a supernet")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     start, rows = time.monotonic(), {}
-    for seed in range(asked.seeds):
+    for seed in range(asked.first, asked.first + asked.seeds):
         tell = lambda text: print(f"[{time.monotonic() - start:6.0f} s] {text}", flush=True)  # noqa: E731
-        rows[str(seed)] = study(asked.data, seed, asked.images, asked.alone, asked.shared, tell)
+        rows[str(seed)] = study(asked.data, seed, asked.images, asked.alone, asked.short, asked.shared, tell)
         facts = {k: v if isinstance(v, int) else str(v) for k, v in vars(asked).items() if k not in ("data", "out")}
         text = json.dumps({"date": date.today().isoformat(), **facts, "choices": CHOICES, "seeds": rows}, indent=1)
         if asked.out:
             asked.out.write_text(text + "\n")
-    kinds = ("alone", "supernet, alike 0.0", "supernet, alike 0.5")
-    print("| slope, points a step | " + " | ".join(kinds) + " |\n|" + "---|" * 4)
+    print(table(rows))
+
+
+def table(rows: dict[str, Any]) -> str:
+    """Means and standard errors over seeds."""
+    kinds = ("alone", "alone, short", "supernet, alike 0.0", "supernet, alike 0.5", "tuned")
+    lines = ["| slope, points a step | " + " | ".join(kinds) + " |", "|" + "---|" * (len(kinds) + 1)]
     for name in CHOICES:
         cells = []
         for kind in kinds:
-            each = [
-                r[kind]["slopes"][name] if kind == "alone" else r[kind]["end"]["slopes"][name] for r in rows.values()
-            ]
-            cells.append(" ".join(f"{v:+.2f}" for v in each))
-        print(f"| {name} | " + " | ".join(cells) + " |")
+            each = [(r[kind].get("end") or r[kind])["slopes"][name] for r in rows.values()]
+            error = f" ± {np.std(each, ddof=1) / len(each) ** 0.5:.2f}" if len(each) > 1 else ""
+            cells.append(f"{np.mean(each):+.2f}{error}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
