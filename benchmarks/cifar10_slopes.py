@@ -8,7 +8,7 @@ import numpy as np
 from cifar10_sizes import Size
 
 from tailorvit.seek.directions import Floats, best
-from tailorvit.seek.s4 import Move, moves
+from tailorvit.seek.moves import Move, moves
 from tailorvit.space import Space
 
 Table = dict[str, Any]

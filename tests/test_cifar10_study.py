@@ -21,7 +21,7 @@ from cifar10_sizes import FULL, TINY
 
 from tailorvit.config import configure
 from tailorvit.families.vit_named import vit_arch
-from tailorvit.seek.s4 import moves
+from tailorvit.seek.moves import moves
 
 WORKER = """
 import json, sys, time

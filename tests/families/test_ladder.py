@@ -19,8 +19,9 @@ from tailorvit.families.ladder import LADDER
 from tailorvit.families.ladder_named import ladder_arch
 from tailorvit.methods.s4 import tell_idle_limit
 from tailorvit.rng import generator
+from tailorvit.seek.moves import moves
 from tailorvit.seek.s3 import shifted
-from tailorvit.seek.s4 import S4Settings, moves
+from tailorvit.seek.s4 import S4Settings
 from tailorvit.space import Dim, Space
 
 DESIGNS = ("a", "evl", "lst")

@@ -8,7 +8,8 @@ from tailorvit.costs import Limits, Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
 from tailorvit.seek.directions import unconstrained
-from tailorvit.seek.s4 import Book, S4Settings, decide, moves, rank, repair_move, scaled, seek, size_metric
+from tailorvit.seek.moves import moves, size_metric
+from tailorvit.seek.s4 import Book, S4Settings, decide, rank, repair_move, scaled, seek
 from tailorvit.seek.slopes import Slope
 from tailorvit.space import Dim, Space
 

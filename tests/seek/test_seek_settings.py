@@ -11,8 +11,8 @@ from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.search.synthetic import Synthetic
-from tailorvit.seek.moves import next_stride, sized
-from tailorvit.seek.s4 import Book, S4Settings, decide, judged, moves, seek
+from tailorvit.seek.moves import moves, next_stride, sized
+from tailorvit.seek.s4 import Book, S4Settings, decide, judged, seek
 from tailorvit.seek.slopes import Slope, estimate
 
 SMALL = named_space("vit-32px")

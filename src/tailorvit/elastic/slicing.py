@@ -43,6 +43,23 @@ def prefix(tensor: Tensor, *widths: Width | None) -> Tensor:
     return tensor[cut]
 
 
+def transformer_slices(
+    d: Width, heads: Width, inner: Width, hidden: Width, norms: int = 2
+) -> dict[str, tuple[Width | None, ...]]:
+    """Per parameter of a transformer block (attention and an MLP behind norms), the prefix these widths use."""
+    return {
+        **{f"norm{n}.{leaf}": (d,) for n in range(1, norms + 1) for leaf in ("weight", "bias")},
+        "attn.qkv_weight": (None, heads, None, d),
+        "attn.qkv_bias": (None, heads),
+        "attn.proj.weight": (d, inner),
+        "attn.proj.bias": (d,),
+        "mlp.fc1.weight": (hidden, d),
+        "mlp.fc1.bias": (hidden,),
+        "mlp.fc2.weight": (d, hidden),
+        "mlp.fc2.bias": (d,),
+    }
+
+
 def thirds(flat: Tensor, part: Width) -> Tensor:
     """The released AutoFormer's cut of a Q-K-V bias: the first 3n entries, then three equal parts, for n in use.
 

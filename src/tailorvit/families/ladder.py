@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tailorvit.arch import Arch
 from tailorvit.elastic.layers import LayerNorm, Linear
 from tailorvit.elastic.layers import drop_path as dropped
-from tailorvit.elastic.slicing import Width, prefix
+from tailorvit.elastic.slicing import Width, prefix, transformer_slices
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
 from tailorvit.families.base import Family, Layer
@@ -210,17 +210,7 @@ class ElasticLadder(nn.Module):
         for i, plan in enumerate(plans):
             rung: dict[str, tuple[Width | None, ...]] = {"proj.weight": (d,), "proj.bias": (d,), "alpha": ()}
             rung |= {"norm.weight": (), "norm.bias": ()}
-            here: dict[str, tuple[Width | None, ...]] = {
-                **{f"norm{n}.{leaf}": (d,) for n in (1, 2, 3) for leaf in ("weight", "bias")},
-                "attn.qkv_weight": (None, plan.heads, None, d),
-                "attn.qkv_bias": (None, plan.heads),
-                "attn.proj.weight": (d, plan.inner),
-                "attn.proj.bias": (d,),
-                "mlp.fc1.weight": (plan.hidden, d),
-                "mlp.fc1.bias": (plan.hidden,),
-                "mlp.fc2.weight": (d, plan.hidden),
-                "mlp.fc2.bias": (d,),
-            }
+            here = transformer_slices(d, plan.heads, plan.inner, plan.hidden, norms=3)
             used.update({f"blocks.{i}.{k}": v for k, v in here.items()})
             used.update({f"taps.{i}.{k}": v for k, v in rung.items()})
         names = dict(self.named_parameters())

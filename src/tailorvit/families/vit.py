@@ -17,7 +17,7 @@ from tailorvit.arch import Arch
 from tailorvit.elastic.attention import Attention
 from tailorvit.elastic.compiled import Fast
 from tailorvit.elastic.layers import LayerNorm, Linear, Mlp, PatchEmbed, drop_path
-from tailorvit.elastic.slicing import Width, prefix
+from tailorvit.elastic.slicing import Width, prefix, transformer_slices
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
 from tailorvit.families.base import Family, Layer
@@ -76,20 +76,11 @@ class Block(nn.Module):
 
     def slices(self, d: Width, plan: BlockPlan) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter, the prefix these widths use."""
-        bias = self.attn.qkv_bias
-        official = bias is not None and bias.dim() == 1
-        return {
-            **{f"norm{n}.{leaf}": (d,) for n in (1, 2) for leaf in ("weight", "bias")},
-            "attn.qkv_weight": (None, plan.heads, None, d),
-            "attn.qkv_bias": (Width(3 * plan.inner.size),) if official else (None, plan.heads),
-            "attn.proj.weight": (d, plan.inner),
-            "attn.proj.bias": (d,),
-            **{f"attn.rel_{name}": () for name in Tables._fields},
-            "mlp.fc1.weight": (plan.hidden, d),
-            "mlp.fc1.bias": (plan.hidden,),
-            "mlp.fc2.weight": (d, plan.hidden),
-            "mlp.fc2.bias": (d,),
-        }
+        used = transformer_slices(d, plan.heads, plan.inner, plan.hidden)
+        used.update({f"attn.rel_{name}": () for name in Tables._fields})
+        if self.attn.qkv_bias is not None and self.attn.qkv_bias.dim() == 1:  # the released layout
+            used["attn.qkv_bias"] = (Width(3 * plan.inner.size),)
+        return used
 
 
 # -- model ------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from tailorvit.proxies.settings import SUPERNET
 from tailorvit.rng import generator
 from tailorvit.search import Candidate
 from tailorvit.seek.directions import Floats
-from tailorvit.seek.s4 import Correct, movable
+from tailorvit.seek.moves import movable
+from tailorvit.seek.s4 import Correct
 from tailorvit.seek.slopes import Slope
 from tailorvit.space import Space
 from tailorvit.train import accuracy

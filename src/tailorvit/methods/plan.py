@@ -13,7 +13,8 @@ from tailorvit.costs.meter import Meter, largest_fitting
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
 from tailorvit.families.base import around as around  # asked for here by the methods
-from tailorvit.seek.s4 import movable, seek
+from tailorvit.seek.moves import movable
+from tailorvit.seek.s4 import seek
 from tailorvit.space import Space
 
 

@@ -10,8 +10,8 @@ from tailorvit.methods.anchors import anchored
 from tailorvit.methods.evaluators import evaluator, finish_by_score, meter_of, scale_of, seek_facts
 from tailorvit.methods.finish import finish
 from tailorvit.methods.session import Session, Supernets
-from tailorvit.seek.moves import sized
-from tailorvit.seek.s4 import Book, Decision, options_at, seek, size_metric
+from tailorvit.seek.moves import size_metric, sized
+from tailorvit.seek.s4 import Book, Decision, options_at, seek
 from tailorvit.space import Space
 
 

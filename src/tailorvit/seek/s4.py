@@ -16,11 +16,7 @@ from tailorvit import units
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.seek.directions import Floats, Ints, agreement, best, cosines
-from tailorvit.seek.moves import Move as Move
-from tailorvit.seek.moves import SizedBy, next_stride, sized
-from tailorvit.seek.moves import movable as movable  # these four are asked for here by the methods
-from tailorvit.seek.moves import moves as moves
-from tailorvit.seek.moves import size_metric as size_metric
+from tailorvit.seek.moves import Move, SizedBy, movable, moves, next_stride, size_metric, sized
 from tailorvit.seek.slopes import POINTS, Accuracies, Scale, Slope, estimate
 from tailorvit.space import Space
 
