@@ -189,7 +189,7 @@ def _moves(decision: Decision, facts: Facts) -> Figure | None:
     best = [(places[i], words[i]) for i in order[:_LEGAL]]
     taken = next((i for i, (d, _) in enumerate(points) if d.gamma == decision.gamma and not decision.stop), None)
     title = f"Legal moves at step {decision.t}"
-    axes = charts.Axes((x for x, _ in places), [0.0, *(y for _, y in places)], "size of the largest member", "cosine")
+    axes = charts.Axes((x for x, _ in places), [0.0, *(y for _, y in places)], "size after the move", "cosine")
     axes.rule(0.0, "", "c5")
     axes.cloud(places, "c0")
     for place, hint in best:
