@@ -25,7 +25,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler chats
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
-from gpu_bench import Bench
+from gpu_bench import VARIANTS, Bench
 from gpu_growth import growth
 from gpu_precision import precision
 from gpu_profile import profile
@@ -79,8 +79,14 @@ def run(options: argparse.Namespace) -> None:
         # One process meets a dozen sizes here, a training one: past torch's limit of 8 it would quietly run uncompiled.
         dynamo.recompile_limit = max(dynamo.recompile_limit, 128)
         dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2048)
+    variants = tuple(options.variants.split("; ")) if options.variants else tuple(VARIANTS)
+    for name in variants:
+        if name not in VARIANTS:
+            raise SystemExit(f"There is no variant '{name}'; there are {'; '.join(VARIANTS)}.")
     seconds = 0.01 if options.quick else options.seconds
-    bench = Bench(device, options.quick, seconds, options.minutes, options.limit, options.compile, options.out)
+    bench = Bench(
+        device, options.quick, seconds, options.minutes, options.limit, options.compile, options.out, variants
+    )
     bench.add(facts(options, device))
     for name in wanted:
         try:
@@ -109,6 +115,7 @@ def main() -> None:
     parser.add_argument("--device", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--out", type=Path, help="where the rows go, one JSON object a line")
     parser.add_argument("--only", help=f"some of {','.join(SECTIONS)}")
+    parser.add_argument("--variants", help=f"of the table and the loop, some of '{'; '.join(VARIANTS)}'")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try this script")
     parser.add_argument("--seconds", type=float, default=4.0, help="time budget of one measurement (default 4)")
     parser.add_argument("--minutes", type=float, default=5.0, help="start no measurement later than this (default 5)")

@@ -16,11 +16,11 @@ from tailorvit.families import family
 from tailorvit.space import Space
 from tailorvit.train import Evaluator
 
-SIZES = ((96, 16), (32, 4), (160, 16), (224, 16), (288, 16))  # 36, 64, 100, 196 and 324 patches
+SIZES = (96, 160, 224, 288)  # 36, 100, 196 and 324 patches of 16 pixels
 WIDTHS = (192, 256, 320, 384, 448)  # the space has the last three; a supernet runs narrower ones too, uncompiled here
 BATCH = 128  # of the main table, whose compiled graphs serve here too
 DEPTHS = (2, 4, 8, 12, 14)
-BATCHES = (32, 64, 128, 256, 512, 1024)
+BATCHES = (32, 128, 512)
 CANDIDATES = (1, 4, 16, 64)
 TOGETHER = 16  # architectures in one masked pass
 IMAGES = (2, 512)  # batches, images each
@@ -55,16 +55,15 @@ def growth(bench: Bench) -> None:
         points = [_point(bench, space, middle(space, depth=d), variant, BATCH, "depth", d) for d in depths]
         _slope(bench, "depth", variant, points)
     candidates(bench, space)
-    for variant in variants:
-        points = [_point(bench, space, middle(space), variant, b, "batch", b) for b in batches]
-        _slope(bench, "batch", variant, points)
-    for variant in reversed(variants):
-        points = []
-        for size, patch in SIZES[:2] if bench.quick else SIZES:
-            there = vit_space(bench, size, patch) if not bench.quick else vit_space(bench, 224 if patch == 4 else 96)
-            tokens = family(there.family).frame(dict(there.fixed)).tokens
-            points.append(_point(bench, there, middle(there), variant, BATCH, "tokens", tokens))
-        _slope(bench, "tokens", variant, points)
+    used = variants[0]  # batches and tokens only as they are used: every size is compiled anew
+    points = [_point(bench, space, middle(space), used, b, "batch", b) for b in batches]
+    _slope(bench, "batch", used, points)
+    points = []
+    for size in SIZES[:2] if bench.quick else SIZES:
+        there = vit_space(bench, size) if not bench.quick else vit_space(bench, 224 if size > 96 else 96)
+        tokens = family(there.family).frame(dict(there.fixed)).tokens
+        points.append(_point(bench, there, middle(there), used, BATCH, "tokens", tokens))
+    _slope(bench, "tokens", used, points)
 
 
 def _point(bench: Bench, space: Space, arch: Arch, variant: str, batch: int, curve: str, x: float) -> Row:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from gpu_bench import COMPILED, SEED, TIMED, VARIANTS, WARM, Bench, LeftOut, Row
+from gpu_bench import COMPILED, SEED, TIMED, WARM, Bench, LeftOut, Row
 from gpu_timing import draws, evaluating, graphs, inputs, peak, sizes, timed, training, vit_space
 from torch import nn
 
@@ -64,7 +64,7 @@ def table(bench: Bench) -> None:
     """Every line in every execution, with the same architectures; the quickest executions first."""
     ceilings(bench)
     for line in WORKS:
-        for variant in VARIANTS:
+        for variant in bench.variants:
             bench.measure("table", line.what, variant, lambda w=line, v=variant: one(bench, w, v))
 
 
@@ -133,7 +133,7 @@ def loop(bench: Bench) -> None:
     Compiled without recordings it would slice every width, a graph for each of 27 shapes: not what anyone should use.
     """
     for line in (w for w in WORKS if w.kind == "training"):
-        for variant in ("graphs", "eager, own kernel"):
+        for variant in (v for v in ("graphs", "eager, own kernel") if v in bench.variants):
             bench.measure("loop", line.what, variant, lambda w=line, v=variant: looped(bench, w, v))
 
 

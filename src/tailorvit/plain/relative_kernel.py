@@ -1,4 +1,4 @@
-"""Attention with 2-D relative position as two Triton kernels: nothing wider than a head ever reaches memory.
+"""Attention with 2-D relative position as Triton kernels: nothing wider than a head ever reaches memory.
 
 The formula is :mod:`tailorvit.plain.relative`'s. Per query the key tables give one number for each of the 2K+2 rows of
 the vertical and of the horizontal table (its *bins*); the numbers a query needs for grid row r and column c are a
@@ -25,57 +25,45 @@ from tailorvit.plain.relative import half_of, power
 
 
 @triton.jit
-def _bin_of(i, s, high: tl.constexpr, wide: tl.constexpr, reach: tl.constexpr, half: tl.constexpr):
-    """(queries, places): the bin that place s of query i lies in; the class token's place is bin 0 (and ``half``)."""
+def _to_places(bins, i, s, b, tokens: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, reach: tl.constexpr, half: tl.constexpr):  # fmt: skip
+    """(queries, places) from (queries, bins); the class token's place takes bins 0 and ``half``, its query has none."""
     row, column = (i - 1) // wide, (i - 1) % wide
     down = reach + 1 + s[None, :] - row[:, None]
     across = half + reach + 1 + (s[None, :] - high) - column[:, None]
     inner = tl.where(s[None, :] < high, down, across)
-    return tl.where(s[None, :] < high + wide, inner, 0)
+    live = ((i > 0) & (i < tokens))[:, None]
+    found = tl.gather(bins, tl.where(live & (s[None, :] < high + wide), inner, 0), 1)
+    token = tl.sum(tl.where((b[None, :] == 0) | (b[None, :] == half), bins, 0.0), 1)
+    found = tl.where(s[None, :] == high + wide, token[:, None], found)
+    return tl.where(live & (s[None, :] <= high + wide), found, 0.0)
 
 
 @triton.jit
-def _read_places(bins, i, s, tokens: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, reach: tl.constexpr, half: tl.constexpr):  # fmt: skip
-    """(queries, places) of a query block from its bins in memory; zero for the class token's query."""
-    at = bins + i[:, None] * (2 * half)
-    live = (i > 0)[:, None] & (i < tokens)[:, None]
-    found = tl.load(at + _bin_of(i, s, high, wide, reach, half), live & (s[None, :] <= high + wide), 0.0)
-    token = live & (s[None, :] == high + wide)
-    return found + tl.load(at + half + 0 * s[None, :], token, 0.0)
-
-
-@triton.jit
-def _write_places(bins, i, s, values, first, tokens: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, reach: tl.constexpr, half: tl.constexpr):  # fmt: skip
-    """Places of a query block to its bins; bins outside the windows get zero, the class token's query ``first``."""
-    at = bins + i[:, None] * (2 * half)
-    inside = (i < tokens)[:, None]
-    patch = inside & (i > 0)[:, None]
-    kind = bins.dtype.element_ty
-    b = tl.arange(0, 2 * half)
+def _to_bins(places, first, i, b, high: tl.constexpr, wide: tl.constexpr, reach: tl.constexpr, half: tl.constexpr):
+    """(queries, bins) from (queries, places); zero outside a query's windows; the class token's query has ``first``."""
     row, column = (i - 1) // wide, (i - 1) % wide
     down = b[None, :] - (reach + 1) + row[:, None]
     across = b[None, :] - half - (reach + 1) + column[:, None]
-    vertical = (b[None, :] < half) & (((down >= 0) & (down < high)) | (b[None, :] == 0))
-    horizontal = (b[None, :] >= half) & (((across >= 0) & (across < wide)) | (b[None, :] == half))
     token = (b[None, :] == 0) | (b[None, :] == half)
-    rest = tl.where(token & (i == 0)[:, None], first, 0.0)
-    tl.store(at + b[None, :], rest.to(kind), inside & ((i == 0)[:, None] | ~(vertical | horizontal)))
-    tl.store(at + _bin_of(i, s, high, wide, reach, half), values.to(kind), patch & (s[None, :] <= high + wide))
-    tl.store(at + half + 0 * s[None, :], values.to(kind), patch & (s[None, :] == high + wide))
+    vertical = (b[None, :] < half) & (down >= 0) & (down < high)
+    horizontal = (b[None, :] >= half) & (across >= 0) & (across < wide)
+    inner = tl.where(vertical, down, tl.where(horizontal, high + across, 0))
+    found = tl.gather(places, tl.where(token, high + wide, inner), 1)
+    found = tl.where(token | vertical | horizontal, found, 0.0)
+    return tl.where((i == 0)[:, None], tl.where(token, first, 0.0), found)
 
 
 @triton.jit
 def _forward(
-    qkv, key_table, value_table, hot, alive, out, lse, kept, bins, heads, scale,
+    qkv, key_table, value_table, hot, alive, out, lse, kept, heads, scale,
     tokens: tl.constexpr, dim: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, reach: tl.constexpr,
     half: tl.constexpr, places: tl.constexpr, some: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: output and log-sum-exp; ``kept`` are their places, ``bins`` is scratch."""
+    """One block of queries of one head: output and log-sum-exp; ``kept`` are their places."""
     block, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
     image, head = which // heads, which % heads
     stride = 3 * heads * dim
     base = qkv + image * tokens * stride + head * dim
-    own = bins + which * tokens * (2 * half)
     i, d, s = block * rows + tl.arange(0, rows), tl.arange(0, dim), tl.arange(0, places)
     b = tl.arange(0, 2 * half)
     inside = (i < tokens)[:, None]
@@ -87,10 +75,7 @@ def _forward(
     q = tl.load(base + i[:, None] * stride + d[None, :], inside, 0.0)
     kind = q.dtype
     table = tl.load(key_table + b[None, :] * dim + d[:, None])
-    tl.store(own + i[:, None] * (2 * half) + b[None, :], tl.dot(q, table).to(kind), inside)
-    tl.debug_barrier()
-    place = _read_places(own, i, s, tokens, high, wide, reach, half)
-    tl.debug_barrier()  # the bins are written again below
+    place = _to_places(tl.dot(q, table), i, s, b, tokens, high, wide, reach, half).to(kind)
     tl.store(kept + which * tokens * places + i[:, None] * places + s[None, :], place, inside)
 
     top = tl.full([rows], float("-inf"), tl.float32)
@@ -113,9 +98,7 @@ def _forward(
         mass = tl.dot(weight, mark, mass * fade[:, None])
         top = peak
     acc = acc / total[:, None]
-    _write_places(own, i, s, mass / total[:, None], 1.0, tokens, high, wide, reach, half)
-    tl.debug_barrier()
-    mine = tl.load(own + i[:, None] * (2 * half) + b[None, :], inside, 0.0)
+    mine = _to_bins(mass / total[:, None], 1.0, i, b, high, wide, reach, half).to(kind)
     acc = tl.dot(mine, tl.load(value_table + b[:, None] * dim + d[None, :]), acc)
     tl.store(at, acc.to(kind), inside)
     tl.store(lse + which * tokens + i, top + tl.log2(total), i < tokens)
@@ -137,7 +120,6 @@ def _queries(
     stride = 3 * heads * dim
     base = qkv + image * tokens * stride + head * dim
     of_out = (image * tokens * heads + head) * dim
-    own = d_bins + which * tokens * (2 * half)
     i, d, s = block * rows + tl.arange(0, rows), tl.arange(0, dim), tl.arange(0, places)
     b = tl.arange(0, 2 * half)
     inside = (i < tokens)[:, None]
@@ -156,10 +138,7 @@ def _queries(
     away -= tl.where(i == 0, tl.sum(g.to(tl.float32) * token[None, :], 1), 0.0)
     tl.store(delta + which * tokens + i, away, i < tokens)
     table = tl.load(value_table + b[None, :] * dim + d[:, None])
-    tl.store(own + i[:, None] * (2 * half) + b[None, :], tl.dot(g, table).to(kind), inside)
-    tl.debug_barrier()
-    pull = _read_places(own, i, s, tokens, high, wide, reach, half)
-    tl.debug_barrier()
+    pull = _to_places(tl.dot(g, table), i, s, b, tokens, high, wide, reach, half).to(kind)
     of_place = which * tokens * places + i[:, None] * places + s[None, :]
     tl.store(pulls + of_place, pull, inside)
     place = tl.load(kept + of_place, inside, 0.0)
@@ -181,10 +160,10 @@ def _queries(
         dq = tl.dot(d_logits, k, dq)
         d_place = tl.dot(d_logits, mark, d_place)
         mass = tl.dot(weight.to(kind), mark, mass)
-    _write_places(bins + which * tokens * (2 * half), i, s, mass, 1.0, tokens, high, wide, reach, half)
-    _write_places(own, i, s, d_place, 0.0, tokens, high, wide, reach, half)
-    tl.debug_barrier()
-    mine = tl.load(own + i[:, None] * (2 * half) + b[None, :], inside, 0.0)
+    of_bin = which * tokens * (2 * half) + i[:, None] * (2 * half) + b[None, :]
+    tl.store(bins + of_bin, _to_bins(mass, 1.0, i, b, high, wide, reach, half).to(kind), inside)
+    mine = _to_bins(d_place, 0.0, i, b, high, wide, reach, half).to(kind)
+    tl.store(d_bins + of_bin, mine, inside)
     dq = tl.dot(mine, tl.load(key_table + b[:, None] * dim + d[None, :]), dq)
     tl.store(to, dq.to(kind), inside)
 
@@ -268,14 +247,19 @@ def _tables(
 
 # -- operators --------------------------------------------------------------------------------------------------------
 
-# Measured on an H200 (benchmarks/gpu.py): rows and columns of a tile, warps, stages of the load pipeline.
+# Measured on an H200 (benchmarks/tiles.py): rows and columns of a tile, warps, stages of the load pipeline.
 TILES: dict[str, dict[str, int]] = {
     "forward": {"rows": 64, "columns": 32, "num_warps": 4, "num_stages": 3},
     "queries": {"rows": 64, "columns": 32, "num_warps": 4, "num_stages": 3},
     "keys": {"rows": 32, "columns": 64, "num_warps": 4, "num_stages": 2},
     "tables": {"rows": 64, "num_warps": 4, "num_stages": 3},
 }
-FEW = {"queries": {"num_stages": 2}, "keys": {"num_stages": 3}}  # better for up to a hundred tokens
+# For up to a hundred tokens: 65 of them would fill two tiles of 64 rows, the second with one query.
+FEW: dict[str, dict[str, int]] = {
+    "forward": {"rows": 16, "columns": 16, "num_warps": 1},
+    "queries": {"rows": 16, "num_warps": 1},
+    "keys": {"num_stages": 3},
+}
 SHARES = 528  # programs that sum up the tables' gradients: four for each of 132 multiprocessors
 
 
@@ -308,9 +292,8 @@ def relative_attention(
     out = qkv.new_empty(images, tokens, heads, dim)
     lse = qkv.new_empty(images, heads, tokens, dtype=torch.float32)
     kept = qkv.new_empty(images, heads, tokens, shape["places"])
-    bins = qkv.new_empty(images, heads, tokens, 2 * shape["half"])
     _forward[(_blocks(tokens, tile["rows"]), images * heads)](
-        qkv, key_table, value_table, hot, hot if alive is None else alive, out, lse, kept, bins, heads, scale,
+        qkv, key_table, value_table, hot, hot if alive is None else alive, out, lse, kept, heads, scale,
         some=alive is not None, **shape, **tile,
     )  # fmt: skip
     return out, lse, kept
