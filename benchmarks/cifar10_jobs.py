@@ -191,46 +191,40 @@ class List:
 
 
 def jobs(asked: argparse.Namespace) -> list[Job]:
-    """All jobs: what others wait for and what takes long first, then the most wanted."""
+    """All jobs: what others wait for first, then the most wanted, and among those what takes long."""
     todo = List(asked)
-    whole = ("e s4 warm", "b autoformer", "d s4", "c s3", "f s4 dss", "f s4 predictor")
-    todo.study(0, whole[:2])
-    todo.hand(0)
-    todo.study(0, whole[2:])
-    todo.hand(1)
-    todo.study(1, whole)
-    todo.study(0, (*TRAINED, "g s4 alike"))
+    whole = ("c s3", "d s4", "e s4 warm", "b autoformer", "f s4 dss", "f s4 predictor")
+    for seed in (0, 1, 2):
+        todo.hand(seed)
+    todo.study(0, whole)
+    for seed in (1, 2):
+        todo.study(seed, whole[:3])
     todo.truth(0)
-    todo.lengths(0)
-    todo.study(1, (*TRAINED, "g s4 alike"))
-    todo.truth(1)
-    todo.study(2, (*TRAINED, "g s4 alike"))
+    todo.ladder(0)
+    for seed in (1, 2):
+        todo.study(seed, whole[3:])
     first = todo.sizes["1.5M"].first()
     for k, arch in enumerate(todo.sizes["1.5M"].near(first, asked.rank, "first")):
         todo.plain("rank first", 0, arch.to_dict(), f"rank-first-{k}")
     for k in range(asked.rank):
         todo.plain("rank last", 0, None, f"rank-last-{k}", needs="e-s4-warm-0", pick=("rank", k))
-    todo.ladder(0)
-    todo.hand(2)
-    todo.study(2, whole)
-    todo.study(0, ("g s4 anchors", "g s4 sized by middle"))
+    todo.study(0, ("g s4 sized by middle", "g s4 beyond size", "g s4 alike", *TRAINED))
     todo.travel("x1", ("shallow", "deep"))
-    todo.travel("adaptive", ("shallow", "deep"))
+    todo.travel("adaptive", ("shallow", "deep", "s4"))
     for k in range(asked.slopes):
         for units in ("step", "raw"):
             todo.plain(f"slopes {units}", 0, None, f"slopes-{units}-{k}", needs="d-s4-0", pick=(f"next_{units}", k))
-    todo.study(0, ("g s4 raw slopes", "g s4 beyond size"))
+    todo.lengths(0)
+    todo.hand(0, "6M", " 6M")
+    for case in ("b autoformer", "e s4 warm", "d s4"):
+        todo.add(f"{case} 6M", 0, CASES[case], "6M")
+    todo.truth(1)
+    todo.study(0, ("g s4 anchors", "g s4 raw slopes", "g s4 sandwich"))
+    for seed in (1, 2):
+        todo.study(seed, (*BETTER, "g s4 alike", *TRAINED))
+    todo.travel("x2", ("shallow", "deep"))
     for seed in (3, 4):
         todo.hand(seed)
-    for seed in (1, 2):
-        todo.study(seed, BETTER)
-    todo.travel("x2", ("shallow", "deep"))
-    todo.travel("adaptive", ("s4",))
-    todo.study(0, ("g s4 sandwich",))
-    for case in whole[:2]:
-        todo.add(f"{case} 6M", 0, CASES[case], "6M")
-    todo.hand(0, "6M", " 6M")
-    todo.add("d s4 6M", 0, CASES["d s4"], "6M")
     todo.ladder(1)
     return todo.jobs
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.train.compiled import BlockByBlock
+from tailorvit.train.flat import Flat
 from tailorvit.train.losses import soft_cross_entropy, without_drop_path
 from tailorvit.train.optim import SliceAdamW
 from tailorvit.train.settings import TrainSettings
@@ -109,14 +110,14 @@ class GraphSteps:
         self.model, self.call, self.optimizer, self.ema = model, call, optimizer, ema
         self.settings, self.device = settings, torch.device(device)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.gradients = [torch.zeros_like(p) for p in self.parameters]
-        for p, grad in zip(self.parameters, self.gradients, strict=True):
-            p.grad = grad
-        # Weights of products in 16 bits: one launch for all, instead of a cast for each in both directions.
-        self.short: dict[str, Tensor] = {}
+        # Weights of products in 16 bits, all cast at once instead of one by one, and their gradients likewise.
+        self.short: Short | None = None
         own = call is model or isinstance(call, BlockByBlock)
         if settings.precision == "bf16" and own and not hasattr(model, "slices"):
-            self.short = {n: p.detach().bfloat16().requires_grad_() for n, p in _of_products(model).items()}
+            self.short = Short(model)
+        self.gradients = [torch.zeros_like(p) for p in self.parameters] if self.short is None else self.short.gradients
+        for p, grad in zip(self.parameters, self.gradients, strict=True):
+            p.grad = grad
         self.rate = torch.zeros((), device=device)
         for group in optimizer.param_groups:
             group["lr"], group["capturable"] = self.rate, self.device.type == "cuda"
@@ -176,7 +177,7 @@ class GraphSteps:
         paths: AbstractContextManager[None] = without_drop_path(self.model) if spare else nullcontext()
         with paths, self._half():
             if arch is None:
-                logits = self._short_call(x) if self.short else self.call(x)
+                logits = self._short_call(self.short, x) if self.short else self.call(x)
             else:
                 model = cast(Any, self.model)
                 logits = model.grouped(x, model.group(arch), self.switches[i])
@@ -194,26 +195,21 @@ class GraphSteps:
         on = self.settings.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=on, cache_enabled=False)
 
-    def _short_call(self, x: Tensor) -> Tensor:
+    def _short_call(self, short: Short, x: Tensor) -> Tensor:
         """A plain network's answer through the 16-bit copies of its weights, as autocast would make them."""
-        named = dict(self.model.named_parameters())
-        with torch.no_grad():
-            torch._foreach_copy_(list(self.short.values()), [named[n].detach() for n in self.short])
+        short.refresh()
         with self.call.on() if isinstance(self.call, BlockByBlock) else nullcontext():
-            out: Tensor = torch.func.functional_call(self.model, self.short, (x,))
+            out: Tensor = torch.func.functional_call(self.model, short.copies, (x,))
         return out
 
     def _add_gradients(self, loss: Tensor) -> None:
         """The loss's gradients on top of those that are there, in a few launches."""
-        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        used = [self.short.get(n, p) for n, p in named.items()]
-        found = torch.autograd.grad(loss, used, allow_unused=True)
-        pairs = [(mine, new) for mine, new in zip(self.gradients, found, strict=True) if new is not None]
-        mine, new = [m for m, _ in pairs], [n for _, n in pairs]
         if self.short:  # a plain network: one pass a step, so there is nothing to add to
-            torch._foreach_copy_(mine, new)
-        else:
-            torch._foreach_add_(mine, new)
+            self.short.take(torch.autograd.grad(loss, self.short.used, allow_unused=True))
+            return
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = [(mine, new) for mine, new in zip(self.gradients, found, strict=True) if new is not None]
+        torch._foreach_add_([m for m, _ in pairs], [n for _, n in pairs])
 
     def _finish(self) -> None:
         """Clip, step and average, unless something was not finite; then make ready for the next step."""
@@ -232,10 +228,38 @@ class GraphSteps:
             self.sums.zero_()
 
 
-def _of_products(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of linear layers and convolutions, which autocast runs in 16 bits."""
-    owners = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    return {f"{n}.{leaf}": p for n, m in owners for leaf, p in m.named_parameters(recurse=False)}
+class Short:
+    """16-bit copies of the weights of linear layers and convolutions, which autocast would cast at every use.
+
+    Copies and gradients lie in three buffers: a network has hundreds of small tensors, and a launch for each cast and
+    each gradient was a twelfth of a small network's step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        owners = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+        names = {f"{n}.{leaf}" for n, m in owners for leaf, _ in m.named_parameters(recurse=False)}
+        named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        halves = [n for n in named if n in names]
+        wholes = [n for n in named if n not in names]
+        self.weights = [named[n] for n in halves]
+        self.flat = Flat(self.weights, torch.bfloat16)
+        self.copies = {n: part.requires_grad_() for n, part in zip(halves, self.flat.parts, strict=True)}
+        self.order = [*halves, *wholes]
+        self.used = [*self.copies.values(), *(named[n] for n in wholes)]  # what a loss is differentiated by
+        self.of_copies = Flat(self.weights, torch.float32)
+        self.of_wholes = Flat([named[n] for n in wholes], torch.float32)
+        by_name = dict(zip(self.order, [*self.of_copies.parts, *self.of_wholes.parts], strict=True))
+        self.gradients = [by_name[n] for n in named]
+
+    def refresh(self) -> None:
+        """The weights as they are now."""
+        self.flat.fill(self.weights)
+
+    def take(self, found: Sequence[Tensor | None]) -> None:
+        """Gradients of what is used, in its order, in place of those before."""
+        whole = [torch.zeros_like(u) if g is None else g for u, g in zip(self.used, found, strict=True)]
+        self.of_copies.fill(whole[: len(self.copies)])
+        self.of_wholes.fill(whole[len(self.copies) :])
 
 
 class GraphCalls:
