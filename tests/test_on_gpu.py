@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tailorvit.elastic import compiled as blocks
 from tailorvit.families import family
 from tailorvit.plain.relative import Places, Tables, attend, attend_packed
 from tailorvit.rng import seed_everything
 from tailorvit.train import Evaluator, Fixed, SinglePath, TrainSettings, train
+from tailorvit.train.graphs import Recorder
 
 sys.path.insert(0, str(Path(__file__).parent / "train"))
 from train_toys import Store
@@ -71,6 +73,57 @@ def test_the_kernel_equals_the_dense_formula_and_itself(grid: tuple[int, int], r
     for found, right in zip(runs[0], [wanted, *slopes], strict=True):
         assert relative(found, right) < 1e-2
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0], strict=True))
+
+
+@pytest.mark.parametrize("half", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("switched", [False, True])
+def test_weights_cut_in_one_launch_are_those_cut_one_by_one(
+    half: torch.dtype, switched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit; recorded too, where a replay has to read the weights and the masks of its own moment."""
+    torch.manual_seed(0)
+    every = slice(None)
+    cases = [
+        ((112,), (slice(100),)),
+        ((3, 4, 32, 112), (every, slice(3), every, slice(100))),
+        ((3, 4, 32), (every, slice(3))),
+        ((112, 128), (slice(100), slice(96))),
+        ((448, 112), (slice(400), slice(100))),
+        ((112, 448), (slice(100), slice(400))),
+        ((30, 32), ()),
+    ]
+    whole = [torch.randn(s, device="cuda").requires_grad_() for s, _ in cases]
+    boxes, dtypes = [b for _, b in cases], [torch.float32, *[half] * 6]
+    masks: list[Tensor | None] = [None] * 7
+    if switched:
+        masks[3], masks[5] = ((torch.arange(n, device="cuda") < m).float() for n, m in ((96, 64), (400, 333)))
+    ends: dict[bool, list[Tensor]] = {}
+
+    def work(fused: bool) -> None:
+        monkeypatch.setattr(blocks, "FUSED_CUT", fused)
+        out = blocks.Cut.apply(boxes, dtypes, masks, *whole)
+        assert (out[0].grad_fn.layout is not None) == fused
+        pulls = [o.detach().sin() for o in out]
+        ends[fused] = [*out, *torch.autograd.grad(out, whole, pulls)]
+
+    def equal() -> bool:
+        pairs = zip(ends[True], ends[False], strict=True)
+        return all(a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+    work(False)
+    work(True)
+    assert equal()
+    recorder = Recorder(torch.device("cuda"))
+    recorder.record("cut", lambda: work(True))
+    with torch.no_grad():
+        for w in whole:
+            w.copy_(torch.randn_like(w))
+        for mask in masks:
+            if mask is not None:
+                mask.copy_(mask.flip(0))
+    recorder.replay("cut")
+    work(False)
+    assert equal()
 
 
 def trained(model: nn.Module, rule: Any, images: Any, sink: Any = None, **ways: Any) -> dict[str, Tensor]:

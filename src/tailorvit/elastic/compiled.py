@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -27,34 +28,51 @@ Fast = Callable[[Any, Tensor, Slices, Tensor | None, Tensor | None], Tensor]
 Pair = tuple[Tensor, Tensor]
 Box = tuple[slice, ...]
 
+FUSED_CUT = True  # off: every weight cut by launches of its own, as on a CPU
+KERNEL: Any = None  # elastic/cut_kernel.py; Triton comes with torch for CUDA on Linux
+if torch.cuda.is_available() and find_spec("triton") is not None:
+    from tailorvit.elastic import cut_kernel
+
+    KERNEL = cut_kernel
+
 
 class Cut(torch.autograd.Function):
     """Prefixes of parameters as tensors of their own, in another precision where asked; gradients go back whole."""
 
     @staticmethod
-    def forward(ctx: Any, boxes: list[Box], dtypes: list[torch.dtype], *whole: Tensor) -> Any:
-        """One tensor per box, leading axes merged: Q, K and V lie on (3, heads, width of a head)."""
-        ctx.boxes, ctx.shapes, ctx.like = boxes, [w.shape for w in whole], whole[0]
+    def forward(
+        ctx: Any, boxes: list[Box], dtypes: list[torch.dtype], masks: list[Tensor | None], *whole: Tensor
+    ) -> Any:
+        """One tensor per box, leading axes merged: Q, K and V lie on (3, heads, width of a head).
+
+        A mask switches entries of the last axis off; it gets no gradient.
+        """
+        ctx.boxes, ctx.shapes, ctx.like, ctx.masks = boxes, [w.shape for w in whole], whole[0], masks
+        ctx.layout = KERNEL.layout_of(boxes, dtypes, masks, whole) if FUSED_CUT and KERNEL is not None else None
+        if ctx.layout is not None:
+            return KERNEL.cut(ctx.layout, masks, whole)
         out = []
-        for w, box, dtype in zip(whole, boxes, dtypes, strict=True):
+        for w, box, dtype, mask in zip(whole, boxes, dtypes, masks, strict=True):
             part = w[box]
             last = part.shape[-1:] if w.dim() % 2 == 0 else ()
             # Written into a tensor of its own: the compiler looks through views, at the shapes they are views of.
             made = torch.empty(part.numel() // math.prod(last), *last, dtype=dtype, device=w.device)
             made.view(part.shape).copy_(part)
-            out.append(made)
+            out.append(made if mask is None else made.mul_(mask.to(dtype)))
         return tuple(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """Zeros around each gradient, all out of one allocation."""
+        if ctx.layout is not None:
+            return None, None, None, *KERNEL.uncut(ctx.layout, ctx.masks, grads, ctx.shapes)
         sizes = [shape.numel() for shape in ctx.shapes]
         full = ctx.like.new_zeros(sum(sizes)).split(sizes)
         views = [flat.view(shape) for flat, shape in zip(full, ctx.shapes, strict=True)]
-        for view, box, grad in zip(views, ctx.boxes, grads, strict=True):
+        for view, box, grad, mask in zip(views, ctx.boxes, grads, ctx.masks, strict=True):
             place = view[box]
-            place.copy_(grad.view(place.shape))
-        return None, None, *views
+            place.copy_((grad if mask is None else grad * mask.to(grad.dtype)).view(place.shape))
+        return None, None, None, *views
 
 
 def transformer_block(
@@ -104,9 +122,9 @@ def fast_block(drops: bool) -> Fast:
             half = torch.get_autocast_dtype(kind)
         boxes = [tuple(slice(None) if w is None else slice(w.size) for w in slices[n]) for n in names]
         dtypes = [named[n].dtype if n.startswith("norm") else half for n in names]
-        cut: dict[str, Tensor] = dict(zip(names, Cut.apply(boxes, dtypes, *(named[n] for n in names)), strict=True))
-        for name, mask in (("attn.proj.weight", inner), ("mlp.fc2.weight", hidden)):
-            cut[name] = cut[name] if mask is None else cut[name] * mask.to(half)
+        masks = [{"attn.proj.weight": inner, "mlp.fc2.weight": hidden}.get(n) for n in names]
+        made = Cut.apply(boxes, dtypes, masks, *(named[n] for n in names))
+        cut: dict[str, Tensor] = dict(zip(names, made, strict=True))
         own = [(cut[f"{n}.weight"], cut[f"{n}.bias"]) for n in ("norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")]
         tables = None if block.attn.reach is None else Tables(*(cut[f"attn.rel_{n}"] for n in Tables._fields))
         noise = None
