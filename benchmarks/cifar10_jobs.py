@@ -199,6 +199,7 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.study(0, whole)
     for seed in (1, 2):
         todo.study(seed, whole[:3])
+    todo.study(0, ("g s4 sized by middle",))
     todo.truth(0)
     todo.ladder(0)
     for seed in (1, 2):
@@ -208,7 +209,7 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
         todo.plain("rank first", 0, arch.to_dict(), f"rank-first-{k}")
     for k in range(asked.rank):
         todo.plain("rank last", 0, None, f"rank-last-{k}", needs="e-s4-warm-0", pick=("rank", k))
-    todo.study(0, ("g s4 sized by middle", "g s4 beyond size", "g s4 alike", *TRAINED))
+    todo.study(0, ("g s4 beyond size", "g s4 alike", *TRAINED))
     todo.travel("x1", ("shallow", "deep"))
     todo.travel("adaptive", ("shallow", "deep", "s4"))
     for k in range(asked.slopes):
