@@ -11,8 +11,8 @@ import argparse
 import re
 from pathlib import Path
 
-from cifar10_jobs import Job, jobs
-from cifar10_queue import Queue, add_rows, finished, read_rows, usable
+from study.jobs import Job, jobs
+from study.queue import Queue, add_rows, finished, read_rows, usable
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "cifar10-rows.jsonl"
@@ -80,7 +80,7 @@ def main() -> None:
     """Parse and call."""
     asked = options().parse_args()
     if asked.command == "table":
-        from cifar10_tables import write
+        from study.tables import write
 
         if asked.out is not None:
             print(f"{add_rows(asked.rows, read_rows(asked.out))} rows added to {asked.rows}")

@@ -25,13 +25,13 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler chats
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
-from gpu_bench import VARIANTS, Bench
-from gpu_growth import growth
-from gpu_precision import precision
-from gpu_profile import profile
-from gpu_show import everything, put_into, short
-from gpu_table import loop, pipeline, table
-from gpu_windowed import windowed
+from speed.bench import VARIANTS, Bench
+from speed.growth import growth
+from speed.precision import precision
+from speed.profile import profile
+from speed.show import everything, put_into, short
+from speed.table import loop, pipeline, table
+from speed.windowed import windowed
 
 # In order of what matters, as the last ones may find no time left.
 SECTIONS: dict[str, Callable[[Bench], None]] = {

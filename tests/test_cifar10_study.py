@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import cifar10
-import cifar10_queue
-import cifar10_ranks
-import cifar10_slopes
-import cifar10_tables
-from cifar10_jobs import Job, jobs, ready
-from cifar10_sizes import FULL, TINY
+import study.queue
+import study.ranks
+import study.slopes
+import study.tables
+from study.jobs import Job, jobs, ready
+from study.sizes import FULL, TINY
 
+import tailorvit
 from tailorvit.config import configure
 from tailorvit.families.vit_named import vit_arch
 from tailorvit.seek.moves import moves
@@ -44,13 +46,15 @@ def asked(*more):
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     """A function that makes the next queue of one folder, with a worker that trains nothing."""
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "cifar10_worker.py").write_text(WORKER)
-    monkeypatch.setattr(cifar10_queue, "HERE", tmp_path / "benchmarks")
+    parts = tmp_path / "benchmarks" / "study"
+    parts.mkdir(parents=True)
+    (parts / "__init__.py").touch()
+    (parts / "worker.py").write_text(WORKER)
+    monkeypatch.setattr(study.queue, "HERE", tmp_path / "benchmarks")
 
     def make(todo, minutes=1.0, processes=2, **rest):
         settings = {"grace": 0.1, "tiny": True, "keep": False, **rest}
-        return cifar10_queue.Queue(todo, tmp_path / "out", processes, minutes, **settings)
+        return study.queue.Queue(todo, tmp_path / "out", processes, minutes, **settings)
 
     return make
 
@@ -111,17 +115,17 @@ def test_failures_and_deaths_do_not_stop_the_queue(queue):
     todo.append(job("never", needs="good", pick=("rank", 5)))
     first = queue(todo)
     first.work()
-    rows = cifar10_queue.read_rows(first.place)
-    good = cifar10_queue.finished(rows)
+    rows = study.queue.read_rows(first.place)
+    good = study.queue.finished(rows)
     assert set(good) == {"good", "after", "never"} and "skipped" in good["never"]
     assert good["after"]["arch"] == {"depth": 3}
     bad = [r["name"] for r in rows if not r["ok"]]
     assert sorted(bad) == ["dies", "dies", "fails", "fails"], "tried twice each, the second time behind the others"
     assert "ended with 9" in next(r["error"] for r in rows if r["name"] == "dies")
     queue(todo).work()
-    assert cifar10_queue.read_rows(first.place) == rows, "nothing is left to do"
+    assert study.queue.read_rows(first.place) == rows, "nothing is left to do"
     queue(todo, retry=True).work()
-    assert len(cifar10_queue.read_rows(first.place)) == len(rows) + 4
+    assert len(study.queue.read_rows(first.place)) == len(rows) + 4
 
 
 def test_a_cut_line_and_a_row_nobody_collected_are_survived(queue):
@@ -132,9 +136,9 @@ def test_a_cut_line_and_a_row_nobody_collected_are_survived(queue):
     left = {"name": "left", "case": "case", "ok": True, "test": 1.0, "params": 1, "epochs": 1, "seconds": 1}
     (one.place / "rows" / "left.json").write_text(json.dumps(left))
     again = queue([job("good"), job("left"), job("more")])
-    assert set(cifar10_queue.finished(again.rows)) == {"good", "left"}
+    assert set(study.queue.finished(again.rows)) == {"good", "left"}
     again.work()
-    assert set(cifar10_queue.finished(cifar10_queue.read_rows(one.place))) == {"good", "left", "more"}
+    assert set(study.queue.finished(study.queue.read_rows(one.place))) == {"good", "left", "more"}
 
 
 def test_no_job_starts_that_would_end_too_late(queue):
@@ -152,6 +156,21 @@ def test_at_the_end_of_the_time_workers_are_ended(queue):
     assert not one.running and one.rows == []
 
 
+def test_a_copy_elsewhere_starts_its_own_worker_from_any_folder(tmp_path, monkeypatch):
+    """Also from the folder whose queue.py would take the standard library's place; the job's own error tells."""
+    copied = shutil.copytree(cifar10.HERE / "study", tmp_path / "bench" / "study")
+    monkeypatch.setattr(study.queue, "HERE", tmp_path / "bench")
+    monkeypatch.setattr(study.queue, "TRIES", 1)
+    monkeypatch.setenv("PYTHONPATH", str(Path(tailorvit.__file__).parents[1]))
+    monkeypatch.chdir(copied)
+    todo = [job("bad", recipe={"device": "cpu", "method": "none of ours"})]
+    one = study.queue.Queue(todo, tmp_path / "out", 1, 1.0, grace=0.0, tiny=True, keep=False)
+    one.work()
+    (row,) = one.rows
+    assert row["error"].startswith("TailorError") and "none of ours" in row["error"]
+    assert str(copied / "worker.py") in row["trace"]
+
+
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +182,7 @@ def made_row(pairs):
             "dim": d.key,
             "shift": d.shift,
             "pairs": p,
-            "z": float(np.mean(cifar10_slopes.each_slope({"pairs": p}))),
+            "z": float(np.mean(study.slopes.each_slope({"pairs": p}))),
         }
         for d, p in zip(space.dims, pairs, strict=True)
     ]
@@ -179,7 +198,7 @@ def test_slopes_without_noise_choose_the_same_move_every_time():
         [[1, 2, 50.0, 50.0]] * 6,
         [[24, 32, 50.0, 51.0]] * 6,
     ]
-    found = cifar10_slopes.stability(made_row(steady), 0, TINY["1.5M"])
+    found = study.slopes.stability(made_row(steady), 0, TINY["1.5M"])
     assert found["again"] == {"step": 1.0, "raw": 1.0}
     legal = moves(TINY["1.5M"].first(), TINY["1.5M"].meter())
     assert found["legal"] == len(legal) and tuple(found["gamma"]["step"]) in {m.gamma for m in legal}
@@ -190,21 +209,21 @@ def test_noise_in_the_pairs_shows_in_the_share_of_draws():
     noisy = [
         [[u, v, 50.0, 50 + float(e)] for e in rng.normal(0, 3, 8)] for u, v in ((2, 3), (1.5, 2), (1, 2), (24, 32))
     ]
-    found = cifar10_slopes.stability(made_row(noisy), 0, TINY["1.5M"])
+    found = study.slopes.stability(made_row(noisy), 0, TINY["1.5M"])
     assert found["again"]["step"] < 0.95 and set(found["noise"]) <= set(TINY["1.5M"].first().keys)
 
 
 def test_tau_has_an_interval_that_holds_it():
     a = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
-    low, high = cifar10_ranks.interval(a, [1.0, 3.0, 2.0, 4.0, 6.0, 5.0, 7.0, 8.0])
+    low, high = study.ranks.interval(a, [1.0, 3.0, 2.0, 4.0, 6.0, 5.0, 7.0, 8.0])
     assert 0 < low < 26 / 28 <= high <= 1
-    assert cifar10_ranks.interval([1.0, 2.0], [1.0, 2.0]) is None
+    assert study.ranks.interval([1.0, 2.0], [1.0, 2.0]) is None
 
 
 def test_tables_of_nothing_say_so(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("Before\n<!-- tables -->\nold\n<!-- end of tables -->\nAfter\n")
-    cifar10_tables.write(tmp_path, tmp_path / "all.json", page, tiny=True)
+    study.tables.write(tmp_path, tmp_path / "all.json", page, tiny=True)
     text = page.read_text()
     assert text.startswith("Before\n") and text.endswith("After\n") and "old" not in text
     assert text.count("Not run yet.") >= 6 and json.loads((tmp_path / "all.json").read_text())["rows"] == []
@@ -216,5 +235,5 @@ def test_the_noise_of_seeds_is_pooled_over_cases():
         "y": [{"test": 10.0}, {"test": 10.0}, {"test": 13.0}],
         "z": [{"test": 5}],
     }
-    sd, freedom = cifar10_tables.noise(rows)
+    sd, freedom = study.tables.noise(rows)
     assert freedom == 3 and sd == pytest.approx(np.sqrt((2 + 6) / 3))

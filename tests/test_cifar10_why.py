@@ -13,11 +13,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import cifar10
-import cifar10_queue
-import cifar10_tables
-import cifar10_why
-from cifar10_jobs import Job, jobs
-from cifar10_sizes import FULL
+import study.queue
+import study.tables
+import study.why
+from study.jobs import Job, jobs
+from study.sizes import FULL
 
 from tailorvit.families import family
 
@@ -32,7 +32,7 @@ def by_name(*more):
 def truth_rows(slopes, seed=0, base=70.0):
     """Rows of true trainings whose accuracy is a plane with these slopes per step."""
     rows = []
-    for label, arch in cifar10_why.neighbours(SIZE).items():
+    for label, arch in study.why.neighbours(SIZE).items():
         key, _, way = label.partition("-")
         off = {"up": 1, "down": -1, "": 0}[way] * slopes.get(key, 0.0)
         figures = {"search": base + off, "test": base + off, "arch": arch, "slopes": []}
@@ -41,7 +41,7 @@ def truth_rows(slopes, seed=0, base=70.0):
 
 
 def judged_row(case, slopes, se=0.1, seed=0):
-    space = cifar10_why.start_space(SIZE)
+    space = study.why.start_space(SIZE)
     listed = [{"t": 0, "dim": k, "z_step": slopes[k], "se_step": se} for k in KEYS]
     path = [{"t": 0, "step": 0, "space": space.to_dict()}]
     return {"name": f"{case}-{seed}", "case": case, "seed": seed, "slopes": listed, "path": path}
@@ -51,8 +51,8 @@ def judged_row(case, slopes, se=0.1, seed=0):
 
 
 def test_true_neighbours_differ_in_one_dimension_by_one_step_and_keep_the_limit():
-    found = cifar10_why.neighbours(SIZE)
-    space = cifar10_why.start_space(SIZE)
+    found = study.why.neighbours(SIZE)
+    space = study.why.start_space(SIZE)
     assert space != SIZE.first() and SIZE.meter().below(space.largest())
     middle = found.pop("middle")
     assert len(found) == 8
@@ -89,25 +89,25 @@ def test_slopes_that_are_the_true_ones_have_cosine_one_and_choose_the_same_move(
     true = {"depth": 0.4, "mlp": 0.3, "heads": 0.1, "embed": 0.5}
     other = {k: -v for k, v in true.items()}
     rows = [*truth_rows(true), judged_row("g s4 tuned", true), judged_row("d s4", other)]
-    found = cifar10_why.compare(rows, SIZE)["columns"]
+    found = study.why.compare(rows, SIZE)["columns"]
     assert {k: v[0] for k, v in found["true"]["slopes"].items()} == pytest.approx(true)
     assert found["tuned"]["cosine"] == pytest.approx(1) and found["supernet x1"]["cosine"] == pytest.approx(-1)
     assert found["tuned"]["gamma"] == found["true"]["gamma"] != found["supernet x1"]["gamma"]
     gain = np.dot(found["tuned"]["gamma"], [true[k] for k in KEYS])
     assert found["tuned"]["true_gain"] == pytest.approx(gain) and gain > 0 > found["supernet x1"]["true_gain"]
     assert found["dss"]["slopes"] == {} and found["dss"]["gamma"] is None
-    text = cifar10_why.told(cifar10_why.compare(rows, SIZE), cifar10_tables.grid)
+    text = study.why.told(study.why.compare(rows, SIZE), study.tables.grid)
     assert "| dss | not run yet |" in text and "| tuned | one | points | +0.40 ± 0.10 |" in text
 
 
 def test_the_error_of_true_slopes_is_that_of_retrainings():
     rows = truth_rows({"depth": 0.4}, 0, 70.0) + truth_rows({"depth": 0.4}, 1, 70.2)
-    sd, freedom = cifar10_why.retraining_noise(rows)
+    sd, freedom = study.why.retraining_noise(rows)
     assert freedom == 9 and sd == pytest.approx(0.2 / math.sqrt(2))
-    z, se, seeds = cifar10_why.true_slopes(rows, KEYS)["depth"]
+    z, se, seeds = study.why.true_slopes(rows, KEYS)["depth"]
     assert (z, seeds) == (pytest.approx(0.4), 2) and se == pytest.approx(sd / 2)
     half = [r for r in rows if r["name"] != "truth-depth-up-1"]
-    assert cifar10_why.true_slopes(half, KEYS)["depth"][2] == 1, "a seed with one side alone tells nothing"
+    assert study.why.true_slopes(half, KEYS)["depth"][2] == 1, "a seed with one side alone tells nothing"
 
 
 def test_slopes_of_several_seeds_are_averaged_and_other_spaces_left_out():
@@ -115,13 +115,13 @@ def test_slopes_of_several_seeds_are_averaged_and_other_spaces_left_out():
     rows = [judged_row("g s4 training", ones), judged_row("g s4 training", twos, seed=1)]
     apart = judged_row("g s4 training", dict.fromkeys(KEYS, 9.0), seed=2)
     apart["path"][0]["space"] = SIZE.first().to_dict()
-    space = cifar10_why.start_space(SIZE)
-    found = cifar10_why.judged_slopes([*rows, apart], ("g s4 training",), space)
+    space = study.why.start_space(SIZE)
+    found = study.why.judged_slopes([*rows, apart], ("g s4 training",), space)
     assert found["mlp"] == (1.5, pytest.approx(0.1 / math.sqrt(2)), 2)
 
 
 def test_students_quantile():
-    assert [round(cifar10_tables.student(n), 2) for n in (1, 3, 10, 11, 20, 60)] == [12.71, 3.18, 2.23, 2.2, 2.09, 2.0]
+    assert [round(study.tables.student(n), 2) for n in (1, 3, 10, 11, 20, 60)] == [12.71, 3.18, 2.23, 2.2, 2.09, 2.0]
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
@@ -131,33 +131,33 @@ def test_rows_serve_again_only_with_the_same_settings(tmp_path):
     todo = list(by_name("--epochs-supernet", "8", "--epochs-final", "16").values())[:3]
     names = [j.name for j in todo]
     rows = [{"name": n, "ok": True, "settings": dict(todo[0].settings)} for n in names]
-    assert [r["name"] for r in cifar10_queue.usable(rows, todo)] == names
+    assert [r["name"] for r in study.queue.usable(rows, todo)] == names
     rows[1]["settings"]["F"] = 24
     rows[2]["ok"] = False
-    assert [r["name"] for r in cifar10_queue.usable(rows, todo)] == names[:1]
+    assert [r["name"] for r in study.queue.usable(rows, todo)] == names[:1]
     place = tmp_path / "rows.jsonl"
-    assert cifar10_queue.add_rows(place, rows) == 2 and cifar10_queue.add_rows(place, rows) == 0
+    assert study.queue.add_rows(place, rows) == 2 and study.queue.add_rows(place, rows) == 0
     rest = {"grace": 0.0, "tiny": False, "keep": False}
-    queue = cifar10_queue.Queue(todo, tmp_path / "out", 1, 1.0, have=cifar10_queue.usable(rows, todo), **rest)
-    assert queue.next()[0].name == names[1] and cifar10_queue.read_rows(tmp_path / "out") == []
+    queue = study.queue.Queue(todo, tmp_path / "out", 1, 1.0, have=study.queue.usable(rows, todo), **rest)
+    assert queue.next()[0].name == names[1] and study.queue.read_rows(tmp_path / "out") == []
 
 
 def test_a_job_too_long_for_any_session_starts_in_the_first_half_of_one(tmp_path):
     known = [{"name": "x", "ok": True, "seconds": 10.0, "epochs": 1.0}]
     todo = [Job("long", "case", 0, "1.5M", {}, 100.0)]
-    queue = cifar10_queue.Queue(todo, tmp_path, 1, 1.0, have=known, grace=0.0, tiny=True, keep=False)
+    queue = study.queue.Queue(todo, tmp_path, 1, 1.0, have=known, grace=0.0, tiny=True, keep=False)
     assert queue.next()[0].name == "long", "1,000 s of work in a session of 60 s"
     queue.deadline -= 40
     assert queue.next() is None, "20 s are left"
 
 
 def test_the_stored_rows_are_good_and_make_the_stored_tables(tmp_path):
-    rows = cifar10_queue.read_rows(cifar10.ROWS)
+    rows = study.queue.read_rows(cifar10.ROWS)
     assert len(rows) >= 9 and all(r["ok"] for r in rows)
-    assert cifar10_queue.usable(rows, list(by_name().values())) == rows, "the defaults go on with what is there"
+    assert study.queue.usable(rows, list(by_name().values())) == rows, "the defaults go on with what is there"
     page = (cifar10.HERE / "cifar10.md").read_text(encoding="utf-8")
     (tmp_path / "page.md").write_text(page, encoding="utf-8")
-    cifar10_tables.write(cifar10.ROWS, tmp_path / "all.json", tmp_path / "page.md", tiny=False)
+    study.tables.write(cifar10.ROWS, tmp_path / "all.json", tmp_path / "page.md", tiny=False)
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == page, "python benchmarks/cifar10.py table"
     made, kept = (json.loads(p.read_text()) for p in (tmp_path / "all.json", cifar10.HERE / "results" / "cifar10.json"))
     assert made["rows"] == kept["rows"] and made["why"] == kept["why"]

@@ -10,12 +10,12 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import gpu_bench  # noqa: E402
-import gpu_growth  # noqa: E402
-import gpu_profile  # noqa: E402
-import gpu_show  # noqa: E402
-import gpu_table  # noqa: E402
-import gpu_timing  # noqa: E402
+import speed.bench  # noqa: E402
+import speed.growth  # noqa: E402
+import speed.profile  # noqa: E402
+import speed.show  # noqa: E402
+import speed.table  # noqa: E402
+import speed.timing  # noqa: E402
 
 from tailorvit.families import named_space  # noqa: E402
 
@@ -36,37 +36,37 @@ def test_kernels_are_told_apart_by_the_narrowest_part_of_their_names():
         "_queries": "attention",
         "mystery": "other",
     }
-    assert {name: gpu_profile.kind(name) for name in kinds} == kinds
+    assert {name: speed.profile.kind(name) for name in kinds} == kinds
 
 
 def test_busy_time_counts_overlapping_kernels_once():
-    assert gpu_profile.busy([(5, 7), (0, 2), (1, 3), (6, 6.5)]) == (5, 7)
-    assert gpu_profile.busy([]) == (0, 0)
+    assert speed.profile.busy([(5, 7), (0, 2), (1, 3), (6, 6.5)]) == (5, 7)
+    assert speed.profile.busy([]) == (0, 0)
 
 
 def test_shares_add_up_to_one_and_the_longest_comes_first():
-    row = gpu_profile.grouped([("gemm", 30.0), ("gemm", 30.0), ("Memset", 20.0), ("mystery", 20.0)])
+    row = speed.profile.grouped([("gemm", 30.0), ("gemm", 30.0), ("Memset", 20.0), ("mystery", 20.0)])
     assert row["shares"] == {"matrix products": 0.6, "copies": 0.2, "other": 0.2}
     assert row["top"][0]["kernel"] == "gemm" and row["top"][0]["share"] == 0.6
 
 
 def test_the_slope_of_a_square_is_two():
-    assert gpu_growth.slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
-    assert gpu_growth.slope([2], [3]) is None
+    assert speed.growth.slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+    assert speed.growth.slope([2], [3]) is None
 
 
 def test_the_middle_member_belongs_to_its_space():
     space = named_space("autoformer-s")
-    assert space.contains(gpu_growth.middle(space))
-    assert gpu_growth.middle(space, depth=4).many("heads") == (6,) * 4
+    assert space.contains(speed.growth.middle(space))
+    assert speed.growth.middle(space, depth=4).many("heads") == (6,) * 4
 
 
 def test_every_variant_draws_the_architectures_that_the_loop_draws():
     space = named_space("autoformer-s")
-    warm, timed = gpu_timing.draws(space, quick=False)
-    rule = gpu_timing.SinglePath(space)
-    drawn = [rule.archs_at(gpu_bench.SEED, step)[0] for step in range(gpu_bench.WARM + gpu_bench.TIMED)]
-    assert (warm[2:], timed) == (drawn[: gpu_bench.WARM], drawn[gpu_bench.WARM :])
+    warm, timed = speed.timing.draws(space, quick=False)
+    rule = speed.timing.SinglePath(space)
+    drawn = [rule.archs_at(speed.bench.SEED, step)[0] for step in range(speed.bench.WARM + speed.bench.TIMED)]
+    assert (warm[2:], timed) == (drawn[: speed.bench.WARM], drawn[speed.bench.WARM :])
     assert len(timed) >= 20 and warm[:2] == [space.largest(), space.smallest()]
     groups = [{(a.one("embed"), a.one("depth")) for a in archs} for archs in (warm[2:], timed)]
     assert groups[1] <= groups[0]  # or a recording would be made while the clock runs
@@ -81,14 +81,14 @@ def test_a_pass_that_makes_a_graph_counts_as_warm_up():
         return torch.tensor(1.0)
 
     seen = []
-    bench = gpu_bench.Bench(CPU, seconds=0.0)
-    row = gpu_timing.timed(bench, gpu_timing.Runner(step, lambda: made[0]), [None], [None] * 4, batch=1)
+    bench = speed.bench.Bench(CPU, seconds=0.0)
+    row = speed.timing.timed(bench, speed.timing.Runner(step, lambda: made[0]), [None], [None] * 4, batch=1)
     assert (row["passes"], row["passes_that_compiled"], row["graphs"]) == (1, 1, 1)
 
 
 def test_a_failure_and_an_endless_measurement_leave_rows_and_the_next_one_comes(tmp_path):
     out = tmp_path / "rows.jsonl"
-    bench = gpu_bench.Bench(CPU, quick=True, limit=0.2, compile=False, out=out)
+    bench = speed.bench.Bench(CPU, quick=True, limit=0.2, compile=False, out=out)
 
     def fails():
         raise ValueError("no such kernel\nsecond line")
@@ -109,7 +109,7 @@ def test_a_failure_and_an_endless_measurement_leave_rows_and_the_next_one_comes(
 
 
 def test_steps_are_timed_over_whole_passes_and_a_loss_that_is_not_finite_is_refused():
-    bench = gpu_bench.Bench(CPU, seconds=0.05)
+    bench = speed.bench.Bench(CPU, seconds=0.05)
     seen = []
 
     def step(i, arch):
@@ -117,21 +117,21 @@ def test_steps_are_timed_over_whole_passes_and_a_loss_that_is_not_finite_is_refu
         time.sleep(0.01)
         return torch.tensor(1.0)
 
-    row = gpu_timing.timed(bench, gpu_timing.Runner(step, lambda: 0), [None], [None] * 3, batch=10)
+    row = speed.timing.timed(bench, speed.timing.Runner(step, lambda: 0), [None], [None] * 3, batch=10)
     assert len(seen) == 1 + 3 * row["passes"] + 1
     assert row["passes"] >= 2 and 0 < row["img_s"] <= 1000
     with pytest.raises(FloatingPointError):
-        bad = gpu_timing.Runner(lambda i, arch: torch.tensor(float("nan")), lambda: 0)
-        gpu_timing.timed(bench, bad, [None], [None], batch=1)
+        bad = speed.timing.Runner(lambda i, arch: torch.tensor(float("nan")), lambda: 0)
+        speed.timing.timed(bench, bad, [None], [None], batch=1)
 
 
 def test_one_line_of_the_table_really_trains():
-    bench = gpu_bench.Bench(CPU, quick=True, seconds=0.0)
+    bench = speed.bench.Bench(CPU, quick=True, seconds=0.0)
     bench.cast = lambda on=True: torch.autocast("cpu", enabled=False)  # bfloat16 on a CPU is no concern here
-    space = gpu_timing.vit_space(bench)
+    space = speed.timing.vit_space(bench)
     model, _ = bench.supernet(space, "eager")
     before = model.head.weight.detach().clone()
-    row = gpu_table.one(bench, gpu_table.WORKS[0], "eager")
+    row = speed.table.one(bench, speed.table.WORKS[0], "eager")
     assert row["img_s"] > 0 and row["steps"] == 2 and row["gmacs"] > 0
     assert not torch.equal(model.head.weight, before)
 
@@ -153,7 +153,7 @@ def rows():
 
 def test_targets_are_judged_by_the_quickest_variant_memory_by_the_same_one(rows):
     rows.append({**rows[2], "variant": "graphs", "img_s": 6900.0, "peak_gib": 10.0})
-    lines = {line.split(" | ")[0].strip("| "): line for line in gpu_show.short(rows).splitlines()}
+    lines = {line.split(" | ")[0].strip("| "): line for line in speed.show.short(rows).splitlines()}
     assert "| 7,000 | 6,900 | 6,500 | yes |" in lines["training, batch 512"]
     assert "| 100 | - | 4,500 | no |" in lines["training, batch 128"]
     assert "| 21.0 | 10.0 | 20 | no |" in lines["peak memory, training, batch 512, GiB"]
@@ -161,22 +161,22 @@ def test_targets_are_judged_by_the_quickest_variant_memory_by_the_same_one(rows)
 
 
 def test_all_tables_are_put_into_a_page_and_what_is_missing_is_named(rows, tmp_path):
-    text = gpu_show.everything(rows, "gpu.jsonl")
+    text = speed.show.everything(rows, "gpu.jsonl")
     assert "25 %" in text and "TooSlow: over 90 s" in text
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{gpu_show.MARKS[0]}\nold\n{gpu_show.MARKS[1]}\nafter\n")
-    gpu_show.put_into(page, text)
-    assert page.read_text() == f"before\n{gpu_show.MARKS[0]}\n{text}\n{gpu_show.MARKS[1]}\nafter\n"
+    page.write_text(f"before\n{speed.show.MARKS[0]}\nold\n{speed.show.MARKS[1]}\nafter\n")
+    speed.show.put_into(page, text)
+    assert page.read_text() == f"before\n{speed.show.MARKS[0]}\n{text}\n{speed.show.MARKS[1]}\nafter\n"
     page.write_text("no marks")
     with pytest.raises(SystemExit):
-        gpu_show.put_into(page, text)
+        speed.show.put_into(page, text)
 
 
 def test_spans_that_the_host_names_on_the_device_timeline_are_no_kernels():
     def event(name, kind=torch.autograd.DeviceType.CUDA, annotation=False):
         return SimpleNamespace(name=name, device_type=kind, is_user_annotation=annotation)
 
-    assert gpu_profile._is_kernel(event("nvjet_hsh"))
-    assert not gpu_profile._is_kernel(event("aten::mm", torch.autograd.DeviceType.CPU))
-    assert not gpu_profile._is_kernel(event("Optimizer.step#AdamW.step"))
-    assert not gpu_profile._is_kernel(event("mine", annotation=True))
+    assert speed.profile._is_kernel(event("nvjet_hsh"))
+    assert not speed.profile._is_kernel(event("aten::mm", torch.autograd.DeviceType.CPU))
+    assert not speed.profile._is_kernel(event("Optimizer.step#AdamW.step"))
+    assert not speed.profile._is_kernel(event("mine", annotation=True))

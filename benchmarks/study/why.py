@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from cifar10_sizes import Size
-from cifar10_slopes import pick, space_at
 
+from study.sizes import Size
+from study.slopes import pick, space_at
 from tailorvit.families import family
 from tailorvit.seek.directions import Floats
 from tailorvit.seek.moves import moves, sized

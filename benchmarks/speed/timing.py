@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpu_bench import SEED, TIMED, WARM, Bench, Call, LeftOut, Row, Step
 from torch import Tensor, nn
 
+from speed.bench import SEED, TIMED, WARM, Bench, Call, LeftOut, Row, Step
 from tailorvit.arch import Arch
 from tailorvit.costs.count import Counter
 from tailorvit.families import family, named_space

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from gpu_bench import Bench, Row
-from gpu_timing import clock, draws, inputs, training, vit_space
+
+from speed.bench import Bench, Row
+from speed.timing import clock, draws, inputs, training, vit_space
 
 ELEMENTWISE = "norm and elementwise"
 # The first that matches a kernel's name. Inductor names its pointwise and reduction kernels after all they replace,

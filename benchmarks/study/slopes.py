@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from cifar10_sizes import Size
 
+from study.sizes import Size
 from tailorvit.seek.directions import Floats, best
 from tailorvit.seek.moves import Move, moves
 from tailorvit.space import Space

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_bench import COMPILED, VARIANTS, Row
-from gpu_table import MEMORY, WORKS
+from speed.bench import COMPILED, VARIANTS, Row
+from speed.table import MEMORY, WORKS
 
 ORDER = tuple(reversed(VARIANTS))
 MARKS = ("<!-- gpu-table -->", "<!-- /gpu-table -->")

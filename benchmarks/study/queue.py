@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cifar10_jobs import Job, Table, ready
+from study.jobs import Job, Table, ready
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]  # benchmarks, or whatever a copy of it is called
 TRIES = 2  # a job that failed is tried once more, behind all others
 
 
@@ -125,11 +125,12 @@ class Queue:
         facts = {**asdict(job), "recipe": recipe, "parent": os.getpid(), "tiny": self.tiny, "keep": self.keep}
         facts |= {"runs": str(self.place / "runs"), "row": str(row)}
         told.write_text(json.dumps(facts), encoding="utf-8")
-        source = str(HERE.parent / "src")
+        places = (str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", ""))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        env["PYTHONPATH"] = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
+        env["PYTHONPATH"] = os.pathsep.join(p for p in places if p)
         with (self.place / "logs" / f"{job.name}.txt").open("ab") as log:
-            command = [sys.executable, str(HERE / "cifar10_worker.py"), str(told)]
+            # -P: the working folder is not searched, as it may hold another study or a queue.py.
+            command = [sys.executable, "-P", "-m", "study.worker", str(told)]
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
         self.running[job.name] = (job, process, time.monotonic())
         print(f"{self._clock()} start {job.name} ({job.epochs:.0f} epochs)", flush=True)

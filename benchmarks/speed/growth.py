@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_bench import COMPILED, Bench, Row
-from gpu_timing import draws, inputs, recorded_calls, timed, training, vit_space
 
+from speed.bench import COMPILED, Bench, Row
+from speed.timing import draws, inputs, recorded_calls, timed, training, vit_space
 from tailorvit.arch import Arch
 from tailorvit.families import family
 from tailorvit.space import Space

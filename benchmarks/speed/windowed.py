@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_bench import SEED, Bench, Call, Row, compiled_call
-from gpu_timing import Runner, draws, evaluating, inputs, random_images, sizes, timed, training
 from torch import Tensor, nn
 
+from speed.bench import SEED, Bench, Call, Row, compiled_call
+from speed.timing import Runner, draws, evaluating, inputs, random_images, sizes, timed, training
 from tailorvit.arch import Arch
 from tailorvit.costs.count import Counter
 from tailorvit.families import family, named_arch, named_space

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cifar10_jobs import CASES
-from cifar10_queue import finished, read_rows
-from cifar10_ranks import study
-from cifar10_sizes import FULL, TINY, Size
-from cifar10_slopes import stability
-from cifar10_why import compare, lengths, told
+
+from study.jobs import CASES
+from study.queue import finished, read_rows
+from study.ranks import study
+from study.sizes import FULL, TINY, Size
+from study.slopes import stability
+from study.why import compare, lengths, told
 
 Table = dict[str, Any]
 MARKS = ("<!-- tables -->", "<!-- end of tables -->")

@@ -1,6 +1,6 @@
 """One job of the CIFAR-10 study in its own process: run or resume it, look at what is asked, leave one row.
 
-python benchmarks/cifar10_worker.py JOB.json    what cifar10_queue.py starts; killed and started again it goes on
+PYTHONPATH=benchmarks python -m study.worker JOB.json    what queue.py starts; killed and started again it goes on
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cifar10_sizes import FULL, TINY, Size
-
+from study.sizes import FULL, TINY, Size
 from tailorvit.arch import Arch
 from tailorvit.runs import Run
 from tailorvit.space import Space
@@ -127,7 +126,7 @@ def look_at_ranks(folder: Path, where: str, count: int, size: Size) -> list[Tabl
 
 def two_ways(row: Table, count: int, size: Size) -> Table:
     """Members near the limit of the spaces that step and raw slopes choose, at the first step where these differ."""
-    from cifar10_slopes import chosen
+    from study.slopes import chosen
 
     for step in sorted({s["t"] for s in row["slopes"]}):
         by = {units: chosen(row, step, units, size) for units in ("step", "raw")}

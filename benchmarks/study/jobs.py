@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cifar10_sizes import FULL, TINY, Size, Table, uniform
-from cifar10_why import LENGTHS, neighbours
-
+from study.sizes import FULL, TINY, Size, Table, uniform
+from study.why import LENGTHS, neighbours
 from tailorvit.config import merged, overrides
 
 TRAIN_IMAGES, SEARCH_IMAGES = 45_000, 5_000

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from gpu_bench import COMPILED, SEED, Bench, Row
-from gpu_timing import inputs, recorded_calls, vit_space
 from torch import Tensor, nn
 
+from speed.bench import COMPILED, SEED, Bench, Row
+from speed.timing import inputs, recorded_calls, vit_space
 from tailorvit.arch import Arch
 from tailorvit.families import family
 from tailorvit.rng import generator

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from gpu_bench import COMPILED, SEED, TIMED, WARM, Bench, LeftOut, Row
-from gpu_timing import draws, evaluating, graphs, inputs, peak, sizes, timed, training, vit_space
 from torch import nn
 
+from speed.bench import COMPILED, SEED, TIMED, WARM, Bench, LeftOut, Row
+from speed.timing import draws, evaluating, graphs, inputs, peak, sizes, timed, training, vit_space
 from tailorvit.data import Batch
 from tailorvit.train import SinglePath, TrainSettings, train
 

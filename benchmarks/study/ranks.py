@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from cifar10_sizes import Size
-from cifar10_worker import scores
 
+from study.sizes import Size
+from study.worker import scores
 from tailorvit.arch import Arch
 from tailorvit.stats import kendall
 
