@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import cifar10
+import study.jobs
 import study.queue
 import study.tables
 import study.why
@@ -103,11 +104,42 @@ def test_slopes_that_are_the_true_ones_have_cosine_one_and_choose_the_same_move(
 def test_the_error_of_true_slopes_is_that_of_retrainings():
     rows = truth_rows({"depth": 0.4}, 0, 70.0) + truth_rows({"depth": 0.4}, 1, 70.2)
     sd, freedom = study.why.retraining_noise(rows)
-    assert freedom == 9 and sd == pytest.approx(0.2 / math.sqrt(2))
+    assert freedom == 9 + 2 * 4  # nine networks twice, and two seeds of nine that are planes of five numbers
+    assert sd == pytest.approx(0.2 / math.sqrt(2) * math.sqrt(9 / 17))
     z, se, seeds = study.why.true_slopes(rows, KEYS)["depth"]
     assert (z, seeds) == (pytest.approx(0.4), 2) and se == pytest.approx(sd / 2)
     half = [r for r in rows if r["name"] != "truth-depth-up-1"]
     assert study.why.true_slopes(half, KEYS)["depth"][2] == 1, "a seed with one side alone tells nothing"
+
+
+def test_true_trainings_that_miss_a_plane_say_how_noisy_one_is():
+    rows = truth_rows(dict.fromkeys(KEYS, 0.3))
+    assert study.why.from_plane(rows) == (pytest.approx(0.0, abs=1e-12), 4)
+    middle = next(r for r in rows if r["name"] == "truth-middle-0")
+    middle["search"] = middle["test"] = middle["test"] - 0.9
+    squares, freedom = study.why.from_plane(rows)  # the plane follows by a ninth: 0.8 are left there, 0.1 at the others
+    assert freedom == 4 and squares == pytest.approx(0.8**2 + 8 * 0.1**2)
+    assert study.why.from_plane(rows[1:]) == (0.0, 0)  # without the middle nothing is said
+
+
+def test_networks_trained_again_count_with_their_mean():
+    own = {"size": "1.5M", "params": 1, "macs": 1, "search_seconds": 1, "seconds": 1, "decisions": []}
+    rows = [
+        {"name": "d-s4-0", "case": "d s4", "test": 74.0, **own},
+        {"name": "again-d-s4-0-0", "case": "again d s4", "test": 76.0, **own},
+        {"name": "again-d-s4-0-1", "case": "again d s4", "test": 75.0, **own},
+        {"name": "d-s4-1", "case": "d s4", "test": 73.0, **own},
+    ]
+    line = next(r for r in study.tables.methods(rows, "1.5M").splitlines() if r.startswith("| d s4 |"))
+    assert line.startswith("| d s4 | 2 | 4 | 1 | 1 | 74.00 ± 1.41 |")
+
+
+def test_a_network_another_job_found_is_trained_again():
+    found = by_name()["again-d-s4-1-0"]
+    assert found.needs == "d-s4-1" and found.seed == 10
+    assert study.jobs.ready(found, {}) is None
+    row = {"d-s4-1": {"arch": {"family": "vit", "depth": 3}}}
+    assert study.jobs.ready(found, row)["arch"] == {"family": "vit", "depth": 3}
 
 
 def test_slopes_of_several_seeds_are_averaged_and_other_spaces_left_out():

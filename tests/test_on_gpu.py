@@ -12,12 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tailorvit.arch import Arch
 from tailorvit.elastic import compiled as blocks
 from tailorvit.families import family
 from tailorvit.plain.relative import Places, Tables, attend, attend_packed
 from tailorvit.rng import seed_everything
 from tailorvit.train import Evaluator, Fixed, SinglePath, TrainSettings, train
-from tailorvit.train.graphs import Recorder
+from tailorvit.train.compiled import compiled
+from tailorvit.train.graphs import GraphSteps, Recorder
+from tailorvit.train.losses import soft_cross_entropy
+from tailorvit.train.optim import make_optimizer
 
 sys.path.insert(0, str(Path(__file__).parent / "train"))
 from train_toys import Store
@@ -92,7 +96,7 @@ def test_weights_cut_in_one_launch_are_those_cut_one_by_one(
         ((112, 448), (slice(100), slice(400))),
         ((30, 32), ()),
     ]
-    whole = [torch.randn(s, device="cuda").requires_grad_() for s, _ in cases]
+    weights = [torch.randn(s, device="cuda") for s, _ in cases]
     boxes, dtypes = [b for _, b in cases], [torch.float32, *[half] * 6]
     masks: list[Tensor | None] = [None] * 7
     if switched:
@@ -101,6 +105,8 @@ def test_weights_cut_in_one_launch_are_those_cut_one_by_one(
 
     def work(fused: bool) -> None:
         monkeypatch.setattr(blocks, "FUSED_CUT", fused)
+        # Leaves of their own: autograd remembers on which stream a leaf was first used, and a recording has another.
+        whole = [w.detach().requires_grad_() for w in weights]
         out = blocks.Cut.apply(boxes, dtypes, masks, *whole)
         assert (out[0].grad_fn.layout is not None) == fused
         pulls = [o.detach().sin() for o in out]
@@ -116,7 +122,7 @@ def test_weights_cut_in_one_launch_are_those_cut_one_by_one(
     recorder = Recorder(torch.device("cuda"))
     recorder.record("cut", lambda: work(True))
     with torch.no_grad():
-        for w in whole:
+        for w in weights:
             w.copy_(torch.randn_like(w))
         for mask in masks:
             if mask is not None:
@@ -155,6 +161,67 @@ def test_recorded_steps_learn_as_the_loop_does(kind: str) -> None:
         with torch.no_grad():
             ends.append(model.eval()(x))
     assert relative(ends[1], ends[0]) < 2e-2
+
+
+def recorded_gradients(model: nn.Module, batch: Any, arch: Arch | None, compile: bool) -> dict[str, Tensor]:
+    """Of one recorded step in bfloat16, after a replay."""
+    settings = TrainSettings(precision="bf16", clip=0, batch=len(batch.y))
+    steps = GraphSteps(
+        model, compiled(model) if compile else model, make_optimizer(model, settings), None, settings, "cuda"
+    )
+    steps.prepare((batch.x, batch.y, batch.target), (arch,))
+    if arch is not None:
+        steps.switches[0].copy_(model.switches(arch))  # type: ignore[operator]
+    steps.recorder.replay(steps._key(0, arch))
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    return {n: g.detach().clone() for n, g in zip(names, steps.gradients, strict=True)}
+
+
+def close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """All together to a hundredth or two, each parameter to a tenth of it or of the mean one."""
+    every = [torch.cat([g[n].flatten() for n in wanted]) for g in (found, wanted)]
+    assert relative(*every) < 2e-2
+    typical = float(every[1].norm()) / len(every[1]) ** 0.5
+    for name, right in wanted.items():
+        scale = max(float(right.norm()), typical * right.numel() ** 0.5)
+        assert float((found[name] - right).norm()) < 0.1 * scale, name
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(("embed", "heads"), [(72, 4), (72, 3), (144, 4), (100, 3)])
+def test_gradients_of_a_plain_network_in_16_bits_are_those_of_float32(embed: int, heads: int, compile: bool) -> None:
+    """At the study's batch, as libraries choose their kernels by the shape."""
+    torch.manual_seed(0)
+    arch = Arch("vit", depth=3, embed=embed, heads=[heads] * 3, mlp=[3.0] * 3)
+    model = VIT.build(VIT.frame({**dict(SPACE.fixed), "head_dim": 32, "reach": 7, "patch": 4}), arch).cuda().train()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.05)
+    batch = next(Images(batch=512).iterate(0, 1))
+    loss = soft_cross_entropy(model(batch.x), batch.target)
+    named = dict(model.named_parameters())
+    wanted = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+    close(recorded_gradients(model, batch, None, compile), wanted)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_gradients_of_a_supernet_in_16_bits_are_those_of_float32_slices(compile: bool) -> None:
+    torch.manual_seed(0)
+    model = VIT.supernet(SPACE).cuda().train()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.05)
+    batch = next(Images(batch=256).iterate(0, 1))
+    named = dict(model.named_parameters())
+    rng = np.random.default_rng(0)
+    for arch in (SPACE.largest(), SPACE.smallest(), SPACE.sample(rng)):
+        loss = soft_cross_entropy(model(batch.x, arch), batch.target)
+        grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        wanted = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), grads, strict=True)}
+        found = recorded_gradients(model, batch, arch, compile)
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.fast = None  # the next reference is uncompiled again
+        close(found, wanted)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -180,6 +180,29 @@ class List:
         for label, arch in neighbours(self.sizes["1.5M"]).items():
             self.plain("truth", seed, arch, f"truth-{label}-{seed}")
 
+    def noise(self) -> None:
+        """Networks of which the first training fell out of line, again with other seeds and at half the rate.
+
+        In the second session two networks of 4 heads lay one to two points below their neighbours on both sides.
+        """
+        near, ladder = neighbours(self.sizes["1.5M"]), self.sizes["1.5M"].ladder
+        some = {k: near[k] for k in ("middle", "heads-down") if k in near}
+        some |= {f"depth-{d}": uniform(d, e, h) for d, e, h in ladder[:2][-1:]}
+        for label, arch in some.items():
+            for seed in (1, 2):
+                self.plain("noise", seed, arch, f"noise-{label}-{seed}")
+            for seed in (0, 1, 2):
+                slow = {"final": {"train": {"lr": self.asked.lr / 2}}}
+                more = {"method": "fixed", "arch": arch, "limits": {"min_params": 1}, **slow}
+                self.add("noise half rate", seed, more, name=f"noise-half-rate-{label}-{seed}")
+
+    def again(self, seed: int, cases: tuple[str, ...], times: int = 2) -> None:
+        """The networks that methods found, trained with other seeds: what is chance of the last training."""
+        for case in cases:
+            job = f"{case.replace(' ', '-')}-{seed}"
+            for k in range(times):
+                self.plain(f"again {case}", 10 + k, None, f"again-{job}-{k}", needs=job, pick=("arch", 0))
+
     def travel(self, mode: str, starts: tuple[str, ...]) -> None:
         """Many short moves from a start: one grid step a move, two, or as many as repeat the direction (adaptive)."""
         more = {"warm_start": True, "warm_share": 0.25, "iterations": self.asked.travel}
@@ -203,6 +226,9 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.ladder(0)
     for seed in (1, 2):
         todo.study(seed, whole[3:])
+    todo.noise()
+    for seed in (0, 1, 2):
+        todo.again(seed, whole[:4])
     first = todo.sizes["1.5M"].first()
     for k, arch in enumerate(todo.sizes["1.5M"].near(first, asked.rank, "first")):
         todo.plain("rank first", 0, arch.to_dict(), f"rank-first-{k}")
@@ -236,6 +262,7 @@ def ready(job: Job, rows: Mapping[str, Table]) -> Table | str | None:
     if job.needs not in rows:
         return None
     listed = rows[job.needs].get(job.pick[0]) or []
+    listed = [listed] if isinstance(listed, dict) else listed
     if job.pick[1] >= len(listed):
         return f"{job.needs} names no such network"
     arch = listed[job.pick[1]]

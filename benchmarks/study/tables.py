@@ -17,7 +17,7 @@ from study.queue import finished, read_rows
 from study.ranks import study
 from study.sizes import FULL, TINY, Size
 from study.slopes import stability
-from study.why import compare, lengths, told
+from study.why import chance, compare, lengths, told
 
 Table = dict[str, Any]
 MARKS = ("<!-- tables -->", "<!-- end of tables -->")
@@ -60,13 +60,14 @@ def student(freedom: int) -> float:
 def methods(rows: Sequence[Table], size: str) -> str:
     """One line a case: accuracy, its distance to the hand-designed network, what it cost; also those not run yet."""
     wanted = [r for r in rows if r["size"] == size and r["case"][:2] in ("a ", "b ", "c ", "d ", "e ", "f ", "g ")]
+    wanted = [_averaged(r, rows) for r in wanted]
     groups = {c: [r for r in wanted if r["case"] == c] for c in sorted({*planned(size), *(r["case"] for r in wanted)})}
     sd, freedom = noise(groups)
     hand = next((g for c, g in groups.items() if c.startswith("a ")), [])
     lines = []
     for case, some in groups.items():
         if not some:
-            lines.append([case, "not run yet", *["-"] * 7])
+            lines.append([case, "not run yet", *["-"] * 8])
             continue
         apart = "-"
         if hand and some is not hand:
@@ -78,8 +79,20 @@ def methods(rows: Sequence[Table], size: str) -> str:
         times = [mean([r[k] for r in some], "{:.0f}", False) for k in ("search_seconds", "seconds")]
         moved = mean([sum(d["kind"] == "move" for d in r["decisions"]) for r in some], "{:.1f}", False)
         seeds = str(len(some)) if len(some) > 1 else "one seed"
-        lines.append([case, seeds, *counts, tests, apart, *times, moved])
-    head = ("case", "seeds", "parameters", "MACs", "test %", "against (a)", "search, s", "whole run, s", "moves")
+        trained = sum(r["trainings"] for r in some)
+        lines.append([case, seeds, trained, *counts, tests, apart, *times, moved])
+    head = (
+        "case",
+        "seeds",
+        "trainings",
+        "parameters",
+        "MACs",
+        "test %",
+        "against (a)",
+        "search, s",
+        "whole run, s",
+        "moves",
+    )
     each = ", ".join(
         f"{c} {noise({c: g})[0]:.2f} ({len(g)} seeds)" for c, g in groups.items() if len(g) > 1 and freedom
     )
@@ -88,6 +101,12 @@ def methods(rows: Sequence[Table], size: str) -> str:
         f"by case: {each}."
     )
     return grid(head, lines) + (f"\n\n{told}" if freedom else "")
+
+
+def _averaged(row: Table, rows: Sequence[Table]) -> Table:
+    """A row with the mean test accuracy of its network's trainings, where that was trained again."""
+    more = [r["test"] for r in rows if r["name"].startswith(f"again-{row['name']}-")]
+    return {**row, "test": float(np.mean([row["test"], *more])), "trainings": 1 + len(more)}
 
 
 def planned(size: str) -> list[str]:
@@ -232,6 +251,7 @@ def write(place: Path, json_path: Path, markdown: Path, tiny: bool) -> None:
         "1.5M parameters": methods(rows, "1.5M"),
         "6M parameters": methods(rows, "6M"),
         "Slopes of S4's first space by every judge": told(why, grid),
+        "Chance of one training": chance(small, grid),
         "Longer supernets in that space, no move": lengths(small, grid),
         "Uniform networks at the limit": landscape(small),
         "The way of the space, and errors of its members with inherited weights": paths(moving),

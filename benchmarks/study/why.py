@@ -58,15 +58,49 @@ def unseen(row: Table) -> float:
     return float((5 * row["search"] + 10 * row["test"]) / 15)
 
 
-def retraining_noise(rows: Sequence[Table]) -> tuple[float, int]:
-    """Standard deviation between seeds of one network trained from scratch, pooled, and its degrees of freedom."""
-    groups: dict[str, list[float]] = {}
+def repeated(rows: Sequence[Table]) -> dict[str, list[Table]]:
+    """Trainings of one network from scratch with several seeds, by its architecture; at the study's rate."""
+    groups: dict[str, list[Table]] = {}
     for r in rows:
-        if r["case"] in ("a hand-designed", "truth", "landscape"):
-            groups.setdefault(str(r["arch"]), []).append(unseen(r))
-    some = [np.array(g) for g in groups.values() if len(g) > 1]
-    freedom = sum(len(g) - 1 for g in some)
-    squares = sum(float(((g - g.mean()) ** 2).sum()) for g in some)
+        if r["case"] in ("a hand-designed", "truth", "landscape", "noise"):
+            groups.setdefault(str(r["arch"]), []).append(r)
+    return {k: g for k, g in groups.items() if len(g) > 1}
+
+
+def from_plane(rows: Sequence[Table]) -> tuple[float, int]:
+    """Squares by which the nine true trainings of a seed miss a plane, and their degrees of freedom.
+
+    Over one step up and down accuracy should be a plane; where it is not, this counts curvature as noise.
+    """
+    squares, freedom = 0.0, 0
+    for seed in {r["seed"] for r in rows if r["case"] == "truth"}:
+        some = {label_of(r): unseen(r) for r in rows if r["case"] == "truth" and r["seed"] == seed}
+        keys = sorted({k.partition("-")[0] for k in some if "-" in k})
+        if "middle" not in some or len(some) <= 1 + len(keys):
+            continue
+        side = {"up": 1.0, "down": -1.0}
+        ways = [k.partition("-") for k in some]
+        sides = [[1.0, *(side[way] if key == k else 0.0 for k in keys)] for key, _, way in ways]
+        plane, values = np.array(sides), np.array(list(some.values()))
+        rest = values - plane @ np.linalg.lstsq(plane, values, rcond=None)[0]
+        squares, freedom = squares + float(rest @ rest), freedom + len(values) - plane.shape[1]
+    return squares, freedom
+
+
+def label_of(row: Table) -> str:
+    """``depth-up`` of ``truth-depth-up-0``."""
+    return str(row["name"]).split("-", 1)[1].rsplit("-", 1)[0]
+
+
+def retraining_noise(rows: Sequence[Table]) -> tuple[float, int]:
+    """Standard deviation of one network's trainings from scratch, and its degrees of freedom.
+
+    Pooled over networks with several seeds and over what true trainings miss a plane by.
+    """
+    some = [np.array([unseen(r) for r in g]) for g in repeated(rows).values()]
+    squares, freedom = from_plane(rows)
+    freedom += sum(len(g) - 1 for g in some)
+    squares += sum(float(((g - g.mean()) ** 2).sum()) for g in some)
     return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
 
 
@@ -75,7 +109,7 @@ def true_slopes(rows: Sequence[Table], keys: Sequence[str]) -> dict[str, tuple[f
 
     The error is that of retrainings, as the difference of two of them over two steps.
     """
-    by = {(r["name"].split("-", 1)[1].rsplit("-", 1)[0], r["seed"]): unseen(r) for r in rows if r["case"] == "truth"}
+    by = {(label_of(r), r["seed"]): unseen(r) for r in rows if r["case"] == "truth"}
     sd, found = retraining_noise(rows)[0], {}
     for key in keys:
         seeds = [s for s in range(100) if (f"{key}-up", s) in by and (f"{key}-down", s) in by]
@@ -166,6 +200,30 @@ def told(found: Table, grid: Any) -> str:
         lines.append([name, seeds if seeds > 1 else "one", facts["unit"], *cells, rest[0], gamma, rest[1]])
     head = ("judge", "seeds", "per step, in", *keys, "cosine with true", "move", "true slopes promise it")
     return str(grid(head, lines))
+
+
+def chance(rows: Sequence[Table], grid: Any) -> str:
+    """Networks trained several times, at the study's rate and at half of it."""
+    halves: dict[str, list[Table]] = {}
+    for r in rows:
+        if r["case"] == "noise half rate":
+            halves.setdefault(str(r["arch"]), []).append(r)
+    lines = []
+    for rate, groups in (("the study's", repeated(rows)), ("half", {k: g for k, g in halves.items() if len(g) > 1})):
+        for group in groups.values():
+            arch, tests = group[0]["arch"], [r["test"] for r in group]
+            shape = [arch[k] if not isinstance(arch[k], list) else f"{arch[k][0]:g}" for k in ("depth", "embed")]
+            blocks = [f"{np.mean(arch[k]):.2g}" for k in ("heads", "mlp")]
+            each = ", ".join(f"{t:.2f}" for t in tests)
+            lines.append([rate, *shape, *blocks, each, f"{np.std(tests, ddof=1):.2f}"])
+    text = str(grid(("rate", "depth", "embed", "heads", "mlp", "test %", "deviation"), lines))
+    squares, freedom = from_plane(rows)
+    if freedom:
+        miss = math.sqrt(squares / freedom)
+        text += f"\n\nTrue trainings of one seed miss a plane by {miss:.2f} points ({freedom} degrees of freedom); "
+        sd, every = retraining_noise(rows)
+        text += f"with the repeated ones above at the study's rate: {sd:.2f} points ({every})."
+    return text
 
 
 def lengths(rows: Sequence[Table], grid: Any) -> str:

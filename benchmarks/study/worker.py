@@ -71,7 +71,12 @@ def extract(folder: Path, facts: Table) -> Table:
         seconds = record.seconds()
         said = [e["text"] for e in record.events("warning")]
         anchors = [e["data"] for e in record.events("anchors")]
-        rates = {e["stage"]: e.get("images_per_second") for e in record.epochs()}  # the last epoch of each stage
+        epochs = record.epochs()
+        skips = len(record.events("skip"))
+    rates = {e["stage"]: e.get("images_per_second") for e in epochs}  # the last epoch of each stage
+    curves: dict[str, list[float | None]] = {}
+    for e in epochs:
+        curves.setdefault(e["stage"], []).append(short(e.get("loss")))
     stages: dict[str, list[Table]] = {}
     for trial in trials:
         stages.setdefault(trial["stage"], []).append(trial)
@@ -87,6 +92,8 @@ def extract(folder: Path, facts: Table) -> Table:
         "search_seconds": sum(s for k, s in seconds.items() if k.partition("-")[0] not in AFTER),
         "stages": {k: round(v, 2) for k, v in seconds.items()},
         "rates": {k: v and round(v) for k, v in rates.items()},
+        "curves": curves,  # loss of every epoch: where a training went wrong
+        "skipped_steps": skips,
         "path": spaces,
         "backtracks": facts.get("backtracks"),
         "edf": {k: [short(t["accuracy"]) for t in rows] for k, rows in stages.items() if k.startswith("edf-")},

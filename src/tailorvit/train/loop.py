@@ -114,6 +114,8 @@ def train(
 ) -> Trained:
     """Train in place. Resumes from the sink's state; a non-finite step is skipped, several in a row roll back."""
     sink = sink or Sink()
+    # A weight's gradient sums over every token of a batch; partial sums of split products stay in 32 bits.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     state, per_epoch = _State(model.to(device), settings), batches.steps_per_epoch
     total = settings.epochs * per_epoch
     kept = sink.load()
