@@ -149,7 +149,12 @@ def test_slopes_of_several_seeds_are_averaged_and_other_spaces_left_out():
     apart["path"][0]["space"] = SIZE.first().to_dict()
     space = study.why.start_space(SIZE)
     found = study.why.judged_slopes([*rows, apart], ("g s4 training",), space)
-    assert found["mlp"] == (1.5, pytest.approx(0.1 / math.sqrt(2)), 2)
+    assert found["mlp"] == (1.5, pytest.approx(0.5), 2)  # one and two: half a point apart from their mean
+    alone = study.why.judged_slopes(rows[:1], ("g s4 training",), space)
+    assert alone["mlp"] == (1.0, 0.1, 1)  # one seed knows the error of its pairs only
+    text = study.why.seeds_apart([{**r, "case": "d s4"} for r in rows], SIZE, study.tables.grid)
+    assert "| deviation between supernets | 0.71 |" in text and "| error by pairs of one | 0.10 |" in text
+    assert study.why.seeds_apart(rows, SIZE, study.tables.grid) == "Not run yet."
 
 
 def test_students_quantile():

@@ -17,7 +17,7 @@ from study.queue import finished, read_rows
 from study.ranks import study
 from study.sizes import FULL, TINY, Size
 from study.slopes import stability
-from study.why import chance, compare, lengths, told
+from study.why import chance, compare, lengths, seeds_apart, told
 
 Table = dict[str, Any]
 MARKS = ("<!-- tables -->", "<!-- end of tables -->")
@@ -251,6 +251,7 @@ def write(place: Path, json_path: Path, markdown: Path, tiny: bool) -> None:
         "1.5M parameters": methods(rows, "1.5M"),
         "6M parameters": methods(rows, "6M"),
         "Slopes of S4's first space by every judge": told(why, grid),
+        "The same slopes by supernets of other seeds": seeds_apart(small, sizes["1.5M"], grid),
         "Chance of one training": chance(small, grid),
         "Longer supernets in that space, no move": lengths(small, grid),
         "Uniform networks at the limit": landscape(small),

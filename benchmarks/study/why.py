@@ -124,21 +124,38 @@ def same(a: Space | None, b: Space) -> bool:
     return a is not None and {d.key: d.choices for d in a.dims} == {d.key: d.choices for d in b.dims}
 
 
-def judged_slopes(rows: Sequence[Table], cases: Sequence[str], space: Space) -> dict[str, tuple[float, float, int]]:
-    """Slopes of step 0 in that space, averaged over the seeds of the first of the cases that has any."""
+def measured(rows: Sequence[Table], cases: Sequence[str], space: Space) -> list[dict[str, tuple[float, float]]]:
+    """Slopes of step 0 in that space with the error of their pairs, by seed, of the first of the cases that has any."""
     for case in cases:
         runs = [r for r in rows if r["case"] == case and r["slopes"] and same(space_at(r, 0), space)]
         each = [{s["dim"]: (s["z_step"], s["se_step"]) for s in r["slopes"] if s["t"] == 0} for r in runs]
         if each:
-            return {
-                k: (
-                    float(np.mean([e[k][0] for e in each])),
-                    math.sqrt(sum(e[k][1] ** 2 for e in each)) / len(each),
-                    len(each),
-                )
-                for k in space.keys
-            }
-    return {}
+            return each
+    return []
+
+
+def judged_slopes(rows: Sequence[Table], cases: Sequence[str], space: Space) -> dict[str, tuple[float, float, int]]:
+    """Their means over seeds; the error is that between seeds, and that of the pairs where there is one seed."""
+    each = measured(rows, cases, space)
+    found = {}
+    for k in space.keys if each else ():
+        slopes = [e[k][0] for e in each]
+        error = float(np.std(slopes, ddof=1)) / math.sqrt(len(each)) if len(each) > 1 else each[0][k][1]
+        found[k] = (float(np.mean(slopes)), error, len(each))
+    return found
+
+
+def seeds_apart(rows: Sequence[Table], size: Size, grid: Any) -> str:
+    """One space's slopes by supernets of several seeds, beside the error that the pairs of one of them tell."""
+    space = start_space(size)
+    each = measured(rows, ("d s4",), space)
+    if len(each) < 2:
+        return "Not run yet."
+    lines = [[f"supernet {i}", *(f"{e[k][0]:+.2f} ± {e[k][1]:.2f}" for k in space.keys)] for i, e in enumerate(each)]
+    deviations = [f"{np.std([e[k][0] for e in each], ddof=1):.2f}" for k in space.keys]
+    pairs = [f"{math.sqrt(np.mean([e[k][1] ** 2 for e in each])):.2f}" for k in space.keys]
+    lines += [["deviation between supernets", *deviations], ["error by pairs of one", *pairs]]
+    return str(grid(("points a step", *space.keys), lines))
 
 
 def cosine(a: Floats, b: Floats) -> float | None:
