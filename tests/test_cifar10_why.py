@@ -91,9 +91,9 @@ def test_slopes_that_are_the_true_ones_have_cosine_one_and_choose_the_same_move(
     other = {k: -v for k, v in true.items()}
     rows = [*truth_rows(true), judged_row("g s4 tuned", true), judged_row("d s4", other)]
     found = study.why.compare(rows, SIZE)["columns"]
-    assert {k: v[0] for k, v in found["true"]["slopes"].items()} == pytest.approx(true)
+    assert {k: v[0] for k, v in found[study.why.TRUE]["slopes"].items()} == pytest.approx(true)
     assert found["tuned"]["cosine"] == pytest.approx(1) and found["supernet x1"]["cosine"] == pytest.approx(-1)
-    assert found["tuned"]["gamma"] == found["true"]["gamma"] != found["supernet x1"]["gamma"]
+    assert found["tuned"]["gamma"] == found[study.why.TRUE]["gamma"] != found["supernet x1"]["gamma"]
     gain = np.dot(found["tuned"]["gamma"], [true[k] for k in KEYS])
     assert found["tuned"]["true_gain"] == pytest.approx(gain) and gain > 0 > found["supernet x1"]["true_gain"]
     assert found["dss"]["slopes"] == {} and found["dss"]["gamma"] is None
@@ -120,6 +120,23 @@ def test_true_trainings_that_miss_a_plane_say_how_noisy_one_is():
     squares, freedom = study.why.from_plane(rows)  # the plane follows by a ninth: 0.8 are left there, 0.1 at the others
     assert freedom == 4 and squares == pytest.approx(0.8**2 + 8 * 0.1**2)
     assert study.why.from_plane(rows[1:]) == (0.0, 0)  # without the middle nothing is said
+
+
+def test_a_plane_through_all_trainings_finds_its_slopes_and_wants_enough_networks():
+    rng = np.random.default_rng(0)
+    space, true, rows = study.why.start_space(SIZE), {"depth": 0.2, "mlp": 0.4, "heads": -0.1, "embed": 0.6}, []
+    for k in range(24):
+        arch = space.sample(rng).to_dict()
+        steps = {d: float(np.mean(arch[d])) / float(space[d].shift) for d in KEYS}
+        value = 70 + sum(true[d] * steps[d] for d in KEYS) + rng.normal(0, 0.05)
+        rows.append({"case": "rank first", "seed": k, "search": value, "test": value, "arch": arch, "slopes": []})
+    found = study.why.plane_slopes(rows, space, SIZE)
+    for key, (slope, error, networks) in found.items():
+        assert networks == 24 and abs(slope - true[key]) < 4 * error < 0.5
+    far = [{**r, "arch": {**r["arch"], "depth": 30}} for r in rows]
+    half = [{**r, "case": "noise half rate", "test": 0.0} for r in rows]
+    assert study.why.plane_slopes([*rows, *far, *half], space, SIZE) == found
+    assert study.why.plane_slopes(rows[:14], space, SIZE) == {}
 
 
 def test_networks_trained_again_count_with_their_mean():
