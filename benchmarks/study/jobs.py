@@ -54,8 +54,8 @@ CASES: dict[str, Table] = {
     "g s4 anchors": _warm(sized_by="middle", anchors=6),
     "g s4 alike": {**S4, "train": {"alike": 0.5}},
     "g s4 sandwich": {**WARM, "train": {"rule": "sandwich"}},
-    "g s4 training": {**S4, "seek": {"evaluator": "training"}},
-    "g s4 tuned": {**S4, "seek": {"evaluator": "tuned"}},
+    "g s4 training": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "training"}},
+    "g s4 tuned": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "tuned"}},
 }
 TRAINED = ("g s4 training", "g s4 tuned")  # members judged by their own training
 BETTER = tuple(c for c in CASES if c[0] == "g" and c not in ("g s4 sandwich", "g s4 alike", *TRAINED))

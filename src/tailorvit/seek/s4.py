@@ -17,6 +17,7 @@ from tailorvit.costs.meter import Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.seek.directions import Floats, Ints, agreement, best, cosines
 from tailorvit.seek.moves import Move, SizedBy, movable, moves, next_stride, size_metric, sized
+from tailorvit.seek.plane import estimate_plane
 from tailorvit.seek.slopes import POINTS, Accuracies, Scale, Slope, estimate
 from tailorvit.space import Space
 
@@ -48,6 +49,7 @@ class S4Settings:
     sized_by: SizedBy = "largest"  # the member that must stay under the limit; "middle" leaves members on both sides
     significance: float = 0.0  # a slope within this many standard errors of zero counts as none
     per_size: bool = False  # slopes of what accuracy is beyond the line over the logarithm of the size
+    design: Literal["pairs", "plane"] = "pairs"  # plane: members that differ in every dimension, and a fit through them
     anchors: int = 0  # members trained by themselves at the first step, to correct the slopes of supernets
     anchor_share: float = 0.5  # share of final.train.epochs an anchor trains
 
@@ -63,6 +65,8 @@ class S4Settings:
         ):
             if not low <= getattr(self, name) <= high:
                 raise TailorError(f"s4.{name} must lie between {low} and {high}, not {getattr(self, name)}.")
+        if self.design == "plane" and self.blocks == "one":
+            raise TailorError("s4.design = 'plane' compares members whose blocks are alike: s4.blocks must be 'all'.")
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,10 @@ def seek(
         enough = (lambda s: _clear(space, s, meter, settings, stride)) if settings.adaptive else None
         keys = movable(space, settings.dims)
         size = (lambda a: meter.cost(metric, a)) if settings.per_size else None  # type: ignore[arg-type]
-        found = estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough, keys=keys, size=size)
+        if settings.design == "plane":
+            found = estimate_plane(space, accuracies, settings.pairs, seed, t, enough, keys, size)
+        else:
+            found = estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough, keys=keys, size=size)
         return found if correct is None else correct(space, t, found)
 
     book.space(t, space, False)

@@ -123,7 +123,7 @@ def estimate(
                 drawn[dim.key] += [draw_pair(space, dim, generator(seed, "pair", step, k, j), blocks) for j in more]
         flat = [arch for ps in drawn.values() for p in ps for arch in (p.first, p.second)]
         answers = accuracies(flat)
-        rate = _per_log_size(flat, answers, size) if size else 0.0
+        rate = per_log_size(flat, answers, size) if size else 0.0
         scores, due = iter(answers), (lambda a, r=rate: r * math.log(size(a))) if size else None
         slopes = []
         for dim in space.dims:
@@ -137,7 +137,7 @@ def estimate(
             return slopes
 
 
-def _per_log_size(archs: Sequence[Arch], answers: Sequence[float], size: Size) -> float:
+def per_log_size(archs: Sequence[Arch], answers: Sequence[float], size: Size) -> float:
     """Points that a size e times as large gives, by least squares over the members asked for; 0 where all are alike."""
     x: Floats = np.log([size(a) for a in archs])
     away = x - x.mean()
