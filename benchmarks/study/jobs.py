@@ -53,12 +53,13 @@ CASES: dict[str, Table] = {
     "g s4 beyond size": _warm(per_size=True, significance=1.0),
     "g s4 anchors": _warm(sized_by="middle", anchors=6),
     "g s4 alike": {**S4, "train": {"alike": 0.5}},
+    "g s4 momentum": {**S4, "s4": {"momentum": 0.5}},
     "g s4 sandwich": {**WARM, "train": {"rule": "sandwich"}},
     "g s4 training": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "training"}},
     "g s4 tuned": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "tuned"}},
 }
 TRAINED = ("g s4 training", "g s4 tuned")  # members judged by their own training
-BETTER = tuple(c for c in CASES if c[0] == "g" and c not in ("g s4 sandwich", "g s4 alike", *TRAINED))
+BETTER = tuple(c for c in CASES if c[0] == "g" and c not in ("g s4 sandwich", "g s4 alike", "g s4 momentum", *TRAINED))
 
 
 def settings(asked: argparse.Namespace) -> Table:
@@ -234,7 +235,7 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
         todo.plain("rank first", 0, arch.to_dict(), f"rank-first-{k}")
     for k in range(asked.rank):
         todo.plain("rank last", 0, None, f"rank-last-{k}", needs="e-s4-warm-0", pick=("rank", k))
-    todo.study(0, ("g s4 beyond size", "g s4 alike", *TRAINED))
+    todo.study(0, ("g s4 beyond size", "g s4 momentum", "g s4 alike", *TRAINED))
     todo.travel("x1", ("shallow", "deep"))
     todo.travel("adaptive", ("shallow", "deep", "s4"))
     for k in range(asked.slopes):

@@ -190,7 +190,7 @@ def slopes(rows: Sequence[Table], sizes: Mapping[str, Size]) -> tuple[str, list[
     for row in rows:
         if row["method"] != "s4" or not row["slopes"] or "edf-0" not in row["edf"]:
             continue
-        if any(s.get("per_log_size") or s.get("added") for s in row["slopes"]):
+        if any(s.get("per_log_size") or s.get("added") or s.get("carried") for s in row["slopes"]):
             continue  # their slopes are not the pairs' means, and "middle" has other legal moves
         if "middle" in row["case"]:
             continue

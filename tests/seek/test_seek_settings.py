@@ -12,7 +12,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.search.synthetic import Synthetic
 from tailorvit.seek.moves import moves, next_stride, sized
-from tailorvit.seek.s4 import Book, S4Settings, decide, judged, seek
+from tailorvit.seek.s4 import Book, S4Settings, blended, decide, judged, seek
 from tailorvit.seek.slopes import Slope, estimate
 
 SMALL = named_space("vit-32px")
@@ -191,3 +191,37 @@ def test_what_a_dimension_gives_beyond_size_is_found():
 def test_settings_are_checked_at_birth(given, words):
     with pytest.raises(TailorError, match=words):
         S4Settings(**given)
+
+
+# -- momentum ---------------------------------------------------------------------------------------------------------
+
+
+def test_momentum_keeps_a_share_of_the_slopes_before():
+    before, now = slopes(1.0, 2.0, 0.0, 4.0, se=0.3), slopes(3.0, 2.0, 1.0, 0.0, se=0.4)
+    found = blended(now, before, 0.25)
+    assert [s.z for s in found] == [2.5, 2.0, 0.75, 1.0]
+    assert [s.carried for s in found] == [-0.5, 0.0, -0.25, 1.0]
+    assert all(s.se == pytest.approx(math.hypot(0.3, 0.075)) for s in found)
+    assert blended(now, None, 0.25) == now == blended(now, before, 0.0)
+
+
+def test_with_momentum_one_misleading_supernet_does_not_turn_the_space():
+    """Slopes point up but for one step, whose supernet says the opposite at half the size."""
+    true = {"depth": 1.0, "mlp": 1.0, "heads": 1.0, "embed": 0.05}
+
+    def judge(space, t):
+        sign = -0.5 if t == 1 else 1.0
+        return lambda archs: [50 + sign * sum(z * float(np.mean(a[k])) for k, z in true.items()) for a in archs]
+
+    ways = []
+    for share in (0.0, 0.5):
+        settings = S4Settings(iterations=2, pairs=4, momentum=share)
+        ways.append([d.gamma for d in seek(SMALL, FREE, judge, settings, 0)[2]])
+    assert ways[0][0] == ways[1][0] and all(g == 1 for g in ways[0][0].values())
+    # Straight back it was before; the next best leaves one dimension where it is.
+    assert sum(ways[0][1].values()) == -3 and all(g == 1 for g in ways[1][1].values())
+
+
+def test_a_momentum_of_one_would_never_learn():
+    with pytest.raises(TailorError, match=r"s4\.momentum must lie between 0 and 0\.95, not 1"):
+        S4Settings(momentum=1)

@@ -6,6 +6,7 @@ neighbours, and takes the one whose direction has the largest cosine with the sl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -49,6 +50,9 @@ class S4Settings:
     sized_by: SizedBy = "largest"  # the member that must stay under the limit; "middle" leaves members on both sides
     significance: float = 0.0  # a slope within this many standard errors of zero counts as none
     per_size: bool = False  # slopes of what accuracy is beyond the line over the logarithm of the size
+    momentum: float = (
+        0.0  # share of the slopes of the steps before that stays: supernets err more than their pairs tell
+    )
     design: Literal["pairs", "plane"] = "pairs"  # plane: members that differ in every dimension, and a fit through them
     anchors: int = 0  # members trained by themselves at the first step, to correct the slopes of supernets
     anchor_share: float = 0.5  # share of final.train.epochs an anchor trains
@@ -60,6 +64,7 @@ class S4Settings:
             ("confidence", 0.5, 1),
             ("warm_share", 0, 1),
             ("significance", 0, 100),
+            ("momentum", 0, 0.95),
             ("anchors", 0, 1000),
             ("anchor_share", 0, 10),
         ):
@@ -108,6 +113,17 @@ def scaled(slopes: Sequence[Slope], space: Space, how: Literal["step", "raw", "r
 def judged(slopes: Sequence[Slope], significance: float) -> list[Slope]:
     """The slopes with those that may be noise at zero."""
     return [replace(s, z=0.0) if abs(s.z) <= significance * s.se else s for s in slopes] if significance else [*slopes]
+
+
+def blended(slopes: Sequence[Slope], before: Sequence[Slope] | None, share: float) -> list[Slope]:
+    """The slopes with a share of those of the steps before; errors as of independent supernets."""
+    if before is None or not share:
+        return [*slopes]
+    found = []
+    for now, old in zip(slopes, before, strict=True):
+        z = (1 - share) * now.z + share * old.z
+        found.append(replace(now, z=z, se=math.hypot((1 - share) * now.se, share * old.se), carried=z - now.z))
+    return found
 
 
 def rank(options: Sequence[Move], slopes: Sequence[Slope], space: Space, how: Any) -> tuple[list[int], Floats, Floats]:
@@ -291,8 +307,9 @@ def seek(
         book.space(t if settings.repair == "slope" else 0, space, True)
 
     before: tuple[int, ...] | None = None
+    known: list[Slope] | None = None
     for _ in range(settings.iterations):
-        slopes = slopes_at(t)
+        slopes = known = blended(slopes_at(t), known, settings.momentum)
         while True:
             options = options_at(space, meter, settings, stride=stride)
             decision, chosen = decide(space, slopes, options, settings, t, visited, metric, scale)

@@ -51,6 +51,7 @@ class Slope:
     pairs: tuple[tuple[Value, Value, float, float], ...]  # (u, v, accuracy at u, accuracy at v)
     per_log_size: float = 0.0  # points that a size e times as large gives, taken out of z where slopes are beyond size
     added: float = 0.0  # what anchors added to z
+    carried: float = 0.0  # what slopes of the steps before added to z
 
     @property
     def z_step(self) -> float:
