@@ -9,7 +9,7 @@ import statistics
 import numpy as np
 import pytest
 
-from tailorvit.report import collect
+from tailorvit.report import collect, render
 from tailorvit.report.ancestry import ancestry, changes, family_tree, line_of
 from tailorvit.report.facts import Facts, Trial, moves
 from tailorvit.report.search import figures, main_stage, search
@@ -211,3 +211,14 @@ def test_a_large_tree_is_cut_and_says_so():
     assert figure.svg.count("<rect") <= 60
     assert len(nodes) > 60 and f"{len(nodes) - figure.svg.count('<rect'):,} further ancestors" in figure.caption
     assert len({row[4] for row in figure.rows}) == len(nodes)
+
+
+def test_slopes_that_carry_earlier_ones_say_so(make):
+    folder = make()
+    said = "slopes of earlier steps are part of them"
+    assert said not in render(collect(folder))
+    with Run.open(folder) as run:
+        row = run.slopes(1)[0]
+        run.record_slope(1, row["dim"], {**row, "carried": 0.01})
+    page = render(collect(folder))
+    assert page.count(said) == 1 and page.index(said) > page.index("Slopes at step 1")

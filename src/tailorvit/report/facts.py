@@ -193,7 +193,7 @@ def _slope(t: Any, dim: Any, facts: str) -> Slope:
         se_step = se * abs(z_step / z)  # the same factor takes z and its error from a unit to a step
     pairs = row.get("pairs")
     count = len(pairs) if isinstance(pairs, list) else whole(pairs)
-    return Slope(int(t), str(dim), z_step, se_step, count, z, se)
+    return Slope(int(t), str(dim), z_step, se_step, count, z, se, carried=real(row.get("carried")))
 
 
 def _decision(t: Any, facts: str, keys: Sequence[str]) -> Decision:

@@ -53,6 +53,7 @@ class Slope:
     z: float | None = None
     se: float | None = None
     fit: Fit | None = None
+    carried: float | None = None  # what slopes of earlier steps added to z
 
 
 @dataclass(frozen=True)

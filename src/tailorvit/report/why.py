@@ -167,6 +167,7 @@ def _slopes(t: int, here: list[Slope], scale: str) -> Figure | None:
         return None
     pairs = max((s.pairs or 0 for s in here), default=0)
     count = f", from {pairs} pairs each" if pairs else ""
+    count += "; slopes of earlier steps are part of them" if any(s.carried for s in here) else ""
     title = f"Slopes at step {t}"
     return Figure(
         f"slopes-{t}",
