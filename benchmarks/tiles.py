@@ -121,9 +121,8 @@ def told(rows: list[dict[str, Any]]) -> str:
         each = list(group)
         good = sorted((r for r in each if r.get("us") and r["wrong"] < 1e-2), key=lambda r: r["us"])
         best = ", ".join(f"{tuple(r['tile'])} {r['us']:.0f}" for r in good[:5])
-        lines.append(
-            f"{shape}, {name}: {best}; as it was: {each[0].get('us') or 0:.0f} us; {len(each) - len(good)} bad"
-        )
+        first = f"{tuple(each[0]['tile'])} {each[0].get('us') or 0:.0f}"
+        lines.append(f"{shape}, {name}: {best} us; first of the list: {first}; {len(each) - len(good)} bad")
     return "\n".join(lines)
 
 
