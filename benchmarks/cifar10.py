@@ -25,6 +25,7 @@ def options() -> argparse.ArgumentParser:
     for name in ("plan", "run"):
         sub = commands.add_parser(name)
         sub.add_argument("--only", default="", help="a regular expression; only jobs whose name matches")
+        sub.add_argument("--long-first", action="store_true", help="not in the order of the plan: for a last session")
         sub.add_argument("--epochs-supernet", type=int, default=8, help="epochs of a supernet")
         sub.add_argument("--epochs-final", type=int, default=16, help="epochs of every last training")
         sub.add_argument("--epochs-member", type=int, default=4, help="epochs of a member judged by its own training")
@@ -68,6 +69,12 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
+def chosen(asked: argparse.Namespace) -> list[Job]:
+    """The jobs asked for, in the order in which they start."""
+    todo = [j for j in jobs(asked) if re.search(asked.only, j.name)]
+    return sorted(todo, key=lambda j: -j.epochs) if asked.long_first else todo
+
+
 def plan(todo: list[Job], done: set[str]) -> None:
     """Print the jobs and the running sum of their epochs."""
     total = 0.0
@@ -88,7 +95,7 @@ def main() -> None:
         return
     if asked.command == "run":
         asked.data = asked.data.resolve()
-    todo = [j for j in jobs(asked) if re.search(asked.only, j.name)]
+    todo = chosen(asked)
     have = usable(read_rows(asked.have), todo)
     if asked.command == "plan":
         plan(todo, set(finished(have)))
