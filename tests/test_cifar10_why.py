@@ -215,3 +215,7 @@ def test_the_stored_rows_are_good_and_make_the_stored_tables(tmp_path):
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == page, "python benchmarks/cifar10.py table"
     made, kept = (json.loads(p.read_text()) for p in (tmp_path / "all.json", cifar10.HERE / "results" / "cifar10.json"))
     assert made["rows"] == kept["rows"] and made["why"] == kept["why"]
+    pictures = sorted((tmp_path / "figures").iterdir())
+    assert {p.name for p in pictures} >= {"cifar10-edf-0.svg", "cifar10-width.svg"}
+    for picture in pictures:
+        assert picture.read_bytes() == (cifar10.HERE / "figures" / picture.name).read_bytes()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from study.figures import draw
 from study.jobs import CASES
 from study.queue import finished, read_rows
 from study.ranks import study
@@ -274,6 +275,7 @@ def write(place: Path, json_path: Path, markdown: Path, tiny: bool) -> None:
     block = f"{MARKS[0]}\n{text}\n{MARKS[1]}"
     page = re.sub(re.escape(MARKS[0]) + ".*" + re.escape(MARKS[1]), lambda _: block, page, flags=re.S)
     markdown.write_text(page, encoding="utf-8")
+    draw(small, markdown.parent / "figures")
     print(f"{text}\n\nwrote {json_path} ({json_path.stat().st_size / 1e6:.1f} MB) and {markdown}")
 
 
