@@ -7,7 +7,8 @@ trained by themselves; the differences of their accuracies are the true slopes. 
 training (`seek.evaluator = "training"`); the same members with weights inherited from a supernet whose training draws
 members block by block (as published), and from one in which half of the members have blocks that are all alike
 (`train.alike = 0.5`), at the end of training and half way; and inherited weights trained on alone for one epoch
-(`"tuned"`).
+(`"tuned"`). ``--more`` instead trains supernets four times as long, and as long by the sandwich rule, which is the same
+work: largest, smallest and two random members a step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tailorvit.families import family
 from tailorvit.families.vit_named import vit_arch
 from tailorvit.rng import generator, seed_everything
 from tailorvit.space import Dim, Space
-from tailorvit.train import Fixed, SinglePath, TrainSettings, train
+from tailorvit.train import Fixed, Sandwich, SinglePath, TrainSettings, train
 
 VIT = family("vit")
 FIXED = {"image_size": (28, 28), "patch": 7, "channels": 1, "classes": 10, "head_dim": 16, "reach": 3}
@@ -86,18 +87,22 @@ def slopes(figures: dict[tuple[str, int], float]) -> dict[str, float]:
     return {name: (figures[name, 1] - figures[name, -1]) / 2 for name in CHOICES}
 
 
-def study(
-    folder: Path | None, seed: int, images: int, alone: int, short: int, shared: int, tell: Any
-) -> dict[str, Any]:
-    """All slopes of one seed."""
+def split(folder: Path | None, seed: int, images: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Training images and labels, and 10,000 held out."""
     pool = open_idx(folder) if folder else open_fashion()
     if pool is None:
         raise SystemExit(f"{folder} holds no files of MNIST's form.")
     order = generator(seed, "split").permutation(60000)[: images + 10000]  # of the training images, which come first
     x = pool.read(order, order).float().div(255).sub(0.2860).div(0.3530)
     y = torch.from_numpy(np.asarray(pool.labels)[order]).long()
-    held = x[images : images + 10000], y[images : images + 10000]
-    x, y = x[:images], y[:images]
+    return x[:images], y[:images], (x[images:], y[images:])
+
+
+def study(
+    folder: Path | None, seed: int, images: int, alone: int, short: int, shared: int, tell: Any
+) -> dict[str, Any]:
+    """All slopes of one seed."""
+    x, y, held = split(folder, seed, images)
     rows: dict[str, Any] = {}
     looks = shared // max(shared // 10, 1)  # that the loop offers during a training
     for name, epochs in (("alone", alone), ("alone, short", short)):
@@ -138,6 +143,24 @@ def study(
     return rows
 
 
+def more_work(folder: Path | None, seed: int, images: int, shared: int, tell: Any) -> dict[str, Any]:
+    """Slopes of supernets that are given four times the work, spent in two ways."""
+    x, y, held = split(folder, seed, images)
+    rows: dict[str, Any] = {}
+    for name, rule, epochs in (
+        ("supernet, four times as long", SinglePath, 4 * shared),
+        ("sandwich", Sandwich, shared),
+    ):
+        seed_everything(seed, "supernet")
+        supernet: Any = VIT.supernet(space())
+        train(supernet, Images(x, y, seed), rule(space()), settings(epochs), seed)
+        supernet.eval()
+        found = {k: accuracy(lambda part, a=a, net=supernet: net(part, a), *held) for k, a in members().items()}
+        rows[name] = {"slopes": slopes(found), "middle": found["middle", 0]}
+        tell(f"seed {seed}: {name}: {rows[name]}")
+    return rows
+
+
 def settings(epochs: int) -> TrainSettings:
     """The same for all but the epochs; a tenth of them warms up."""
     return TrainSettings(epochs=epochs, batch=128, lr=2e-3, warmup=min(1.0, epochs / 10))
@@ -153,12 +176,16 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=10, help="epochs of a network trained by itself")
     parser.add_argument("--short", type=int, default=3, help="epochs of a short one")
     parser.add_argument("--shared", type=int, default=20, help="epochs of a supernet")
+    parser.add_argument("--more", action="store_true", help="only supernets that are given four times the work")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     start, rows = time.monotonic(), {}
     for seed in range(asked.first, asked.first + asked.seeds):
         tell = lambda text: print(f"[{time.monotonic() - start:6.0f} s] {text}", flush=True)  # noqa: E731
-        rows[str(seed)] = study(asked.data, seed, asked.images, asked.alone, asked.short, asked.shared, tell)
+        if asked.more:
+            rows[str(seed)] = more_work(asked.data, seed, asked.images, asked.shared, tell)
+        else:
+            rows[str(seed)] = study(asked.data, seed, asked.images, asked.alone, asked.short, asked.shared, tell)
         facts = {k: v if isinstance(v, int) else str(v) for k, v in vars(asked).items() if k not in ("data", "out")}
         text = json.dumps({"date": date.today().isoformat(), **facts, "choices": CHOICES, "seeds": rows}, indent=1)
         if asked.out:
@@ -168,7 +195,7 @@ def main() -> None:
 
 def table(rows: dict[str, Any]) -> str:
     """Means and standard errors over seeds."""
-    kinds = ("alone", "alone, short", "supernet, alike 0.0", "supernet, alike 0.5", "tuned")
+    kinds = list(next(iter(rows.values())))
     lines = ["| slope, points a step | " + " | ".join(kinds) + " |", "|" + "---|" * (len(kinds) + 1)]
     for name in CHOICES:
         cells = []
