@@ -54,8 +54,11 @@ CASES: dict[str, Table] = {
     "g s4 anchors": _warm(sized_by="middle", anchors=6),
     "g s4 alike": {**S4, "train": {"alike": 0.5}},
     "g s4 momentum": {**S4, "s4": {"momentum": 0.5}},
-    # Many short moves with every doubt heeded: what two sessions say S4 needs, for the good region lies far off.
-    "g s4 far": _warm(sized_by="middle", momentum=0.5, stride="adaptive", iterations=8, pairs=12, warm_share=0.25),
+    # Many short moves with every doubt heeded: what two sessions and starts.py say S4 needs.
+    "g s4 far": _warm(
+        **{"sized_by": "middle", "per_size": True, "significance": 1.0, "momentum": 0.5, "stride": "adaptive"},
+        **{"iterations": 8, "pairs": 12, "warm_share": 0.25},
+    ),
     "g s4 sandwich": {**WARM, "train": {"rule": "sandwich"}},
     "g s4 training": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "training"}},
     "g s4 tuned": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "tuned"}},
