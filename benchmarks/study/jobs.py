@@ -54,7 +54,7 @@ CASES: dict[str, Table] = {
     "g s4 anchors": _warm(sized_by="middle", anchors=6),
     "g s4 alike": {**S4, "train": {"alike": 0.5}},
     "g s4 momentum": {**S4, "s4": {"momentum": 0.5}},
-    # Many short moves with every doubt heeded: what two sessions and starts.py say S4 needs.
+    # Many short moves with every doubt heeded: what two sessions suggest.
     "g s4 far": _warm(
         **{"sized_by": "middle", "per_size": True, "significance": 1.0, "momentum": 0.5, "stride": "adaptive"},
         **{"iterations": 8, "pairs": 12, "warm_share": 0.25},
