@@ -344,3 +344,10 @@ def test_blocks_of_a_supernet_share_one_compiled_function(monkeypatch):
     assert used and set(used) <= set(choices)  # sliced: called with the widths of the architectures
     for name, tensor in ends[0].items():
         torch.testing.assert_close(ends[1][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_partial_sums_of_split_products_stay_in_32_bits():
+    """A switch of the whole process that torch turns on; a recording keeps what was set when it was made."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    train(supernet(), Toys(), SinglePath(SPACE), settings(epochs=1), 0)
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction

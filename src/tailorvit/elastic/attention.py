@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tailorvit.elastic.kernels import AVAILABLE
 from tailorvit.elastic.layers import Linear
 from tailorvit.elastic.slicing import Width, prefix, thirds
 from tailorvit.plain.relative import Execution, Places, Tables, attend_packed, table_rows
 
-# Triton comes with torch for CUDA on Linux. The kernel makes itself known to plain/relative.py, which exports carry
-# along as text and which therefore names nothing of ours.
-if torch.cuda.is_available() and find_spec("triton") is not None:
+# The kernel makes itself known to plain/relative.py, which exports carry along as text and which therefore names
+# nothing of ours.
+if AVAILABLE:
     import tailorvit.plain.relative_kernel  # noqa: F401
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tailorvit.elastic.kernels import AVAILABLE
 from tailorvit.elastic.slicing import Width
 from tailorvit.plain.relative import Execution, Places, Tables, attend_packed
 
@@ -29,8 +29,8 @@ Pair = tuple[Tensor, Tensor]
 Box = tuple[slice, ...]
 
 FUSED_CUT = True  # off: every weight cut by launches of its own, as on a CPU
-KERNEL: Any = None  # elastic/cut_kernel.py; Triton comes with torch for CUDA on Linux
-if torch.cuda.is_available() and find_spec("triton") is not None:
+KERNEL: Any = None  # elastic/cut_kernel.py where it can run
+if AVAILABLE:
     from tailorvit.elastic import cut_kernel
 
     KERNEL = cut_kernel

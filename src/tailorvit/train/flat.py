@@ -34,7 +34,9 @@ class Flat:
         if not tensors:
             return
         kind = tensors[0].dtype
-        blank = self.blanks.setdefault(kind, torch.zeros(ALIGN, dtype=kind, device=self.whole.device))
+        if kind not in self.blanks:  # kept: a recording would make it anew at every replay
+            self.blanks[kind] = torch.zeros(ALIGN, dtype=kind, device=self.whole.device)
+        blank = self.blanks[kind]
         pieces: list[Tensor] = []
         for t, gap in zip(tensors, self.gaps, strict=True):
             pieces.append(t.reshape(-1))
