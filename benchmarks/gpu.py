@@ -25,7 +25,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler chats
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
-from speed.bench import VARIANTS, Bench
+from speed.bench import CURVES, VARIANTS, Bench
 from speed.growth import growth
 from speed.precision import precision
 from speed.profile import profile
@@ -83,9 +83,13 @@ def run(options: argparse.Namespace) -> None:
     for name in variants:
         if name not in VARIANTS:
             raise SystemExit(f"There is no variant '{name}'; there are {'; '.join(VARIANTS)}.")
+    curves = tuple(options.curves.split(","))
+    for name in curves:
+        if name not in CURVES:
+            raise SystemExit(f"There is no curve '{name}'; there are {', '.join(CURVES)}.")
     seconds = 0.01 if options.quick else options.seconds
     bench = Bench(
-        device, options.quick, seconds, options.minutes, options.limit, options.compile, options.out, variants
+        device, options.quick, seconds, options.minutes, options.limit, options.compile, options.out, variants, curves
     )
     bench.add(facts(options, device))
     for name in wanted:
@@ -116,6 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the rows go, one JSON object a line")
     parser.add_argument("--only", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--variants", help=f"of the table and the loop, some of '{'; '.join(VARIANTS)}'")
+    parser.add_argument("--curves", default=",".join(CURVES), help="of growth, some of %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try this script")
     parser.add_argument("--seconds", type=float, default=4.0, help="time budget of one measurement (default 4)")
     parser.add_argument("--minutes", type=float, default=5.0, help="start no measurement later than this (default 5)")

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -170,6 +171,29 @@ def test_all_tables_are_put_into_a_page_and_what_is_missing_is_named(rows, tmp_p
     page.write_text("no marks")
     with pytest.raises(SystemExit):
         speed.show.put_into(page, text)
+
+
+def test_a_later_run_replaces_what_it_measured_and_curves_come_from_their_points(rows):
+    point = {"section": "growth", "what": "step against tokens", "variant": "graphs"}
+    later = [
+        {**rows[0], "command": "python y"},
+        {**rows[2], "img_s": 8000},
+        {**rows[3], "error": "TooSlow: over 90 s"},
+        *({**point, "x": x, "ms": ms} for x, ms in ((10, 3.0), (1000, 300.0))),
+        {**point, "x": 2000, "skipped": "over"},
+    ]
+    text = speed.show.everything([*rows, *later], "one.jsonl", "two.jsonl")
+    assert "8,000" in text and "7,000" not in text and "results/two.jsonl" in text
+    assert "| training, batch 128 | compiled | 100 |" in text  # a failure takes no figure away
+    assert "| step against tokens | graphs | 10: 3.0, 1000: 300.0 | 1.00 |" in text
+
+
+def test_the_tables_of_the_page_are_those_of_its_files():
+    home = ROOT / "benchmarks"
+    text = (home / "README.md").read_text().partition(speed.show.MARKS[0])[2].partition(speed.show.MARKS[1])[0].strip()
+    names = re.findall(r"`results/(gpu-[^`]+)`", text)
+    rows = [json.loads(line) for n in names for line in (home / "results" / n).read_text().splitlines()]
+    assert len(names) >= 2 and speed.show.everything(rows, *names) == text
 
 
 def test_spans_that_the_host_names_on_the_device_timeline_are_no_kernels():

@@ -33,6 +33,7 @@ VARIANTS = {
 }
 COMPILED = ("graphs", "compiled")
 TOLD = ("img_s", "ms", "peak_gib", "tflops", "compile_s", "largest", "slope", "busy_share_unprofiled", "seconds")
+CURVES = ("width", "depth", "candidates", "batch", "tokens")  # of growth
 Row = dict[str, Any]
 Call = Callable[..., Tensor]
 Step = Callable[[int, Arch | None], Any]
@@ -74,6 +75,7 @@ class Bench:
     compile: bool = True
     out: Path | None = None
     variants: tuple[str, ...] = tuple(VARIANTS)  # of the table and the loop
+    curves: tuple[str, ...] = CURVES
     rows: list[Row] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
     networks: dict[Any, tuple[nn.Module, Call]] = field(default_factory=dict)

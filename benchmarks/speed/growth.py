@@ -49,17 +49,21 @@ def growth(bench: Bench) -> None:
     depths = [d for d in DEPTHS if d <= space.largest().one("depth")]
     batches = (4, 8) if bench.quick else BATCHES
     for variant in variants:
-        widths = WIDTHS if not (bench.quick or variant in COMPILED) else space["embed"].choices
-        points = [_point(bench, space, middle(space, embed=w), variant, BATCH, "width", w) for w in widths]
-        _slope(bench, "width", variant, points)
-        points = [_point(bench, space, middle(space, depth=d), variant, BATCH, "depth", d) for d in depths]
-        _slope(bench, "depth", variant, points)
-    candidates(bench, space)
+        if "width" in bench.curves:
+            widths = WIDTHS if not (bench.quick or variant in COMPILED) else space["embed"].choices
+            points = [_point(bench, space, middle(space, embed=w), variant, BATCH, "width", w) for w in widths]
+            _slope(bench, "width", variant, points)
+        if "depth" in bench.curves:
+            points = [_point(bench, space, middle(space, depth=d), variant, BATCH, "depth", d) for d in depths]
+            _slope(bench, "depth", variant, points)
+    if "candidates" in bench.curves:
+        candidates(bench, space)
     used = variants[0]  # batches and tokens only as they are used: every size is compiled anew
-    points = [_point(bench, space, middle(space), used, b, "batch", b) for b in batches]
-    _slope(bench, "batch", used, points)
+    if "batch" in bench.curves:
+        points = [_point(bench, space, middle(space), used, b, "batch", b) for b in batches]
+        _slope(bench, "batch", used, points)
     points = []
-    for size in SIZES[:2] if bench.quick else SIZES:
+    for size in () if "tokens" not in bench.curves else SIZES[:2] if bench.quick else SIZES:
         there = vit_space(bench, size) if not bench.quick else vit_space(bench, 224 if size > 96 else 96)
         tokens = family(there.family).frame(dict(there.fixed)).tokens
         points.append(_point(bench, there, middle(there), used, BATCH, "tokens", tokens))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from speed.bench import COMPILED, VARIANTS, Row
+from speed.growth import slope
 from speed.table import MEMORY, WORKS
 
 ORDER = tuple(reversed(VARIANTS))
@@ -130,10 +131,13 @@ def windows(rows: Sequence[Row]) -> str:
 
 def curves(rows: Sequence[Row]) -> str:
     """Growth: the points of every curve in milliseconds, and its exponent."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for r in of(rows, "growth"):
+        if "x" in r:  # its points, not the row that sums them up: a run cut off has no such row
+            found.setdefault((r["what"], r["variant"]), []).append((r["x"], r["ms"]))
     lines = [
-        (r["what"], r["variant"], ", ".join(f"{x:g}: {ms:,.1f}" for x, ms in r["points"]), figure(r["slope"], 2))
-        for r in of(rows, "growth")
-        if "points" in r
+        (*key, ", ".join(f"{x:g}: {ms:,.1f}" for x, ms in points), figure(slope(*zip(*points)), 2))
+        for key, points in found.items()
     ]
     return markdown(("growth", "variant", "ms", "slope (log-log)"), lines)
 
@@ -183,12 +187,24 @@ PARTS: tuple[tuple[str, Callable[[Sequence[Row]], str]], ...] = (
 )
 
 
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """Of measurements made more than once the last that holds figures; facts of all runs stay."""
+    found: dict[object, Row] = {}
+    for i, r in enumerate(rows):
+        key = i if r["section"] in ("facts", "end") else tuple(r.get(k) for k in ("section", "what", "variant", "x"))
+        if not ({"error", "skipped"} & r.keys() and key in found):
+            found.pop(key, None)
+            found[key] = r
+    return list(found.values())
+
+
 def everything(rows: Sequence[Row], *names: str) -> str:
-    """All tables of a run, or of several that measured different sections."""
+    """All tables of a run, or of several, of which later ones replace what they measured again."""
     heads = [
         f"Measured on {f['date']} with `{f['command']}` ({f['device']}, torch {f['torch']}; `results/{name}`)"
         for f, name in zip((r for r in rows if r["section"] == "facts"), names)
     ]
+    rows = latest(rows)
     told = ["; ".join(heads) + ":", short(rows)]
     told += [part(rows) for section, part in PARTS if of(rows, section)]
     gaps = missing(rows)

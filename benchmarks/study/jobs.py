@@ -40,6 +40,17 @@ def _warm(**more: Any) -> Table:
     return {**S4, "s4": {"warm_start": True, **more}}
 
 
+# Many short moves with every doubt heeded: what two sessions suggest.
+FAR = _warm(
+    sized_by="middle",
+    per_size=True,
+    significance=1.0,
+    momentum=0.5,
+    stride="adaptive",
+    iterations=8,
+    pairs=12,
+    warm_share=0.25,
+)
 CASES: dict[str, Table] = {
     "b autoformer": {"method": "autoformer"},
     # S3's paper trains by the sandwich. Here all supernets are trained alike: methods differ in how the space moves.
@@ -54,17 +65,9 @@ CASES: dict[str, Table] = {
     "g s4 anchors": _warm(sized_by="middle", anchors=6),
     "g s4 alike": {**S4, "train": {"alike": 0.5}},
     "g s4 momentum": {**S4, "s4": {"momentum": 0.5}},
-    # Many short moves with every doubt heeded: what two sessions suggest.
-    "g s4 far": _warm(
-        sized_by="middle",
-        per_size=True,
-        significance=1.0,
-        momentum=0.5,
-        stride="adaptive",
-        iterations=8,
-        pairs=12,
-        warm_share=0.25,
-    ),
+    "g s4 far": FAR,
+    # The same with heads kept at 2 to 4: their slope is what supernets are most wrong about.
+    "g s4 held": {**FAR, "space": {"dims": {"heads": {"maximum": 4}}}},
     "g s4 sandwich": {**WARM, "train": {"rule": "sandwich"}},
     "g s4 training": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "training"}},
     "g s4 tuned": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "tuned"}},
@@ -192,21 +195,22 @@ class List:
         for label, arch in neighbours(self.sizes["1.5M"]).items():
             self.plain("truth", seed, arch, f"truth-{label}-{seed}")
 
-    def noise(self) -> None:
-        """Networks of which the first training fell out of line, again with other seeds and at half the rate.
+    def noise(self, label: str, seeds: tuple[int, ...], half: tuple[int, ...]) -> None:
+        """A network of which the first training fell out of line, again with other seeds and at half the rate.
 
         In the second session two networks of 4 heads lay one to two points below their neighbours on both sides.
         """
-        near, ladder = neighbours(self.sizes["1.5M"]), self.sizes["1.5M"].ladder
-        some = {k: near[k] for k in ("middle", "heads-down") if k in near}
-        some |= {f"depth-{d}": uniform(d, e, h) for d, e, h in ladder[:2][-1:]}
-        for label, arch in some.items():
-            for seed in (1, 2):
-                self.plain("noise", seed, arch, f"noise-{label}-{seed}")
-            for seed in (0, 1, 2):
-                slow = {"final": {"train": {"lr": self.asked.lr / 2}}}
-                more = {"method": "fixed", "arch": arch, "limits": {"min_params": 1}, **slow}
-                self.add("noise half rate", seed, more, name=f"noise-half-rate-{label}-{seed}")
+        some = neighbours(self.sizes["1.5M"]) | {
+            f"depth-{d}": uniform(d, e, h) for d, e, h in self.sizes["1.5M"].ladder[:2]
+        }
+        if label not in some:  # the tiny sizes have fewer
+            return
+        for seed in seeds:
+            self.plain("noise", seed, some[label], f"noise-{label}-{seed}")
+        for seed in half:
+            slow = {"final": {"train": {"lr": self.asked.lr / 2}}}
+            more = {"method": "fixed", "arch": some[label], "limits": {"min_params": 1}, **slow}
+            self.add("noise half rate", seed, more, name=f"noise-half-rate-{label}-{seed}")
 
     def again(self, seed: int, cases: tuple[str, ...], times: int = 2) -> None:
         """The networks that methods found, trained with other seeds: what is chance of the last training."""
@@ -225,7 +229,7 @@ class List:
 
 
 def jobs(asked: argparse.Namespace) -> list[Job]:
-    """All jobs: what others wait for first, then the most wanted, and among those what takes long."""
+    """All jobs: what others wait for and what takes long first, then the most wanted."""
     todo = List(asked)
     whole = ("c s3", "d s4", "e s4 warm", "b autoformer", "f s4 dss", "f s4 predictor")
     for seed in (0, 1, 2):
@@ -236,31 +240,42 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.study(0, ("g s4 sized by middle",))
     todo.truth(0)
     todo.ladder(0)
+    for case in ("d s4", "c s3"):  # of the 6M column these take longest
+        todo.add(f"{case} 6M", 0, CASES[case], "6M")
+    todo.add("b autoformer 6M", 0, CASES["b autoformer"], "6M")
     for seed in (1, 2):
-        todo.study(seed, whole[3:])
-    todo.noise()
+        todo.study(seed, ("f s4 dss", "b autoformer", "f s4 predictor"))
+    todo.travel("x1", ("deep",))
     for seed in (0, 1, 2):
-        todo.study(seed, ("g s4 far",))
-    for seed in (0, 1, 2):
-        todo.again(seed, (*whole[:4], "g s4 far"), 1)
+        todo.study(seed, ("g s4 held",))
+    todo.travel("x1", ("shallow",))
+    for label in ("depth-6", "middle"):
+        todo.noise(label, (1,), (0,))
+    todo.hand(0, "6M", " 6M")
     first = todo.sizes["1.5M"].first()
     for k, arch in enumerate(todo.sizes["1.5M"].near(first, asked.rank, "first")):
         todo.plain("rank first", 0, arch.to_dict(), f"rank-first-{k}")
     for k in range(asked.rank):
         todo.plain("rank last", 0, None, f"rank-last-{k}", needs="e-s4-warm-0", pick=("rank", k))
-    todo.study(1, ("g s4 sized by middle",))
-    todo.study(2, ("g s4 sized by middle",))
-    for seed in (0, 1, 2):
-        todo.study(seed, ("g s4 momentum",))
-    todo.travel("x1", ("shallow", "deep"))
-    todo.travel("adaptive", ("shallow", "deep", "s4"))
     for k in range(asked.slopes):
         for units in ("step", "raw"):
             todo.plain(f"slopes {units}", 0, None, f"slopes-{units}-{k}", needs="d-s4-0", pick=(f"next_{units}", k))
-    todo.hand(0, "6M", " 6M")
-    for case in ("b autoformer", "g s4 far", "d s4"):
-        todo.add(f"{case} 6M", 0, CASES[case], "6M")
-    todo.study(0, ("g s4 beyond size", "g s4 alike", *TRAINED))
+    for seed in (0, 1, 2):
+        todo.study(seed, ("g s4 far",))
+    for seed in (1, 2):
+        todo.study(seed, ("g s4 sized by middle",))
+    for label in ("depth-6", "middle"):
+        todo.noise(label, (2,), (1,))
+    for case in ("d s4", "g s4 held", "b autoformer", "c s3", "e s4 warm"):
+        for seed in (0, 1, 2):
+            todo.again(seed, (case,), 1)
+    todo.ladder(1)
+    for seed in (0, 1, 2):
+        todo.study(seed, ("g s4 momentum",))
+    todo.study(0, ("g s4 tuned",))
+    todo.travel("adaptive", ("deep", "shallow", "s4"))
+    todo.add("g s4 far 6M", 0, CASES["g s4 far"], "6M")
+    todo.study(0, ("g s4 beyond size", "g s4 alike", "g s4 training"))
     todo.lengths(0)
     todo.truth(1)
     todo.study(0, ("g s4 anchors", "g s4 raw slopes", "g s4 sandwich"))
@@ -269,7 +284,6 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.travel("x2", ("shallow", "deep"))
     for seed in (3, 4):
         todo.hand(seed)
-    todo.ladder(1)
     return todo.jobs
 
 
