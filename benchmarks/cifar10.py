@@ -3,23 +3,26 @@
 python benchmarks/cifar10.py plan                       the jobs in their order, with their epochs
 python benchmarks/cifar10.py run --out DIR --data DIR   N processes, M minutes; started again it goes on
 python benchmarks/cifar10.py table [DIR]                rows (and DIR's new ones) to results/cifar10.json and cifar10.md
+python benchmarks/cifar10.py surface                    S4 on a surface through them: results/cifar10-surface.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 
 from study.jobs import Job, jobs
 from study.queue import Queue, add_rows, finished, read_rows, usable
+from study.sizes import FULL
 
 HERE = Path(__file__).resolve().parent
-ROWS = HERE / "results" / "cifar10-rows.jsonl"
+ROWS, SURFACE = HERE / "results" / "cifar10-rows.jsonl", HERE / "results" / "cifar10-surface.json"
 
 
 def options() -> argparse.ArgumentParser:
-    """The three commands."""
+    """The four commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("plan", "run"):
@@ -60,6 +63,10 @@ def options() -> argparse.ArgumentParser:
             sub.add_argument("--grace", type=float, default=0.5, help="minutes that running jobs may go on after that")
             sub.add_argument("--retry", action="store_true", help="try jobs again that failed twice before")
             sub.add_argument("--keep", action="store_true", help="keep the run folders of finished jobs")
+    surface = commands.add_parser("surface")
+    surface.add_argument("--rows", type=Path, default=ROWS, help="the rows of all sessions")
+    surface.add_argument("--out", type=Path, default=SURFACE)
+    surface.add_argument("--seeds", type=int, default=10, help="of supernets and trainings that err")
     table = commands.add_parser("table")
     table.add_argument("out", type=Path, nargs="?", help="a folder whose rows are put to the others first")
     table.add_argument("--rows", type=Path, default=ROWS, help="the rows of all sessions")
@@ -91,7 +98,14 @@ def main() -> None:
 
         if asked.out is not None:
             print(f"{add_rows(asked.rows, read_rows(asked.out))} rows added to {asked.rows}")
-        write(asked.rows, asked.json, asked.markdown, asked.tiny)
+        surface = json.loads(SURFACE.read_text(encoding="utf-8")) if SURFACE.is_file() and not asked.tiny else {}
+        write(asked.rows, asked.json, asked.markdown, asked.tiny, surface)
+        return
+    if asked.command == "surface":
+        from study.surface import what_if
+
+        rows = [r for r in finished(read_rows(asked.rows)).values() if r.get("size") == "1.5M"]
+        asked.out.write_text(json.dumps(what_if(rows, FULL["1.5M"], asked.seeds), indent=1) + "\n", encoding="utf-8")
         return
     if asked.command == "run":
         asked.data = asked.data.resolve()

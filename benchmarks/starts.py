@@ -40,6 +40,11 @@ CASES: dict[str, Table] = {
         "method": "s4",
         "s4": {**WARM, "sized_by": "middle", "per_size": True, "significance": 1.0, "stride": "adaptive"},
     },
+    "s4, survey": {
+        "method": "s4",
+        "s4": {"design": "survey", "iterations": 8, "sized_by": "middle"},
+        "seek": {"evaluator": "training", "train_epochs": 4},
+    },
 }
 
 

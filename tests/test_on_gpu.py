@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
+from tailorvit.data import augment_preset
+from tailorvit.data.batches import Reading
+from tailorvit.data.device import DeviceBatches
+from tailorvit.data.stream import StreamBatches
 from tailorvit.elastic import compiled as blocks
 from tailorvit.families import family
 from tailorvit.plain.relative import Places, Tables, attend, attend_packed
@@ -267,3 +272,39 @@ def test_compiled_blocks_learn_the_same() -> None:
         with torch.no_grad():
             ends.append(model.eval()(next(Images().iterate(99, 100)).x))
     assert relative(ends[1], ends[0]) < 2e-2
+
+
+@pytest.mark.parametrize("preset", ["mild", "standard"])
+def test_batches_made_several_at_once_are_those_made_one_by_one(preset: str) -> None:
+    """To the bit, with resized crops, RandAugment, erasing and mixing: a resumed run joins other steps."""
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(0, 256, (600, 3, 72, 72), dtype=np.uint8))
+    labels = (np.arange(600) % 10).astype(np.int64)
+    source = Reading(lambda at: images[torch.from_numpy(at)], labels, 10, (64, 64), (0.5,) * 3, (0.25,) * 3, {})
+    augment = augment_preset(preset, 64, "photos")
+    kept = DeviceBatches(source, 64, 0, augment, images.cuda())
+    streamed = StreamBatches(source, 64, 0, augment, (3, 72, 72), torch.device("cuda"))
+    for batches in (kept, streamed):
+        assert batches.at_once > 1
+        for step, batch in enumerate(batches.iterate(3, 14, workers=0), 3):
+            alone = kept.at(step)
+            for one, other in ((batch.x, alone.x), (batch.y, alone.y), (batch.target, alone.target)):
+                assert torch.equal(one, other)
+
+
+def test_a_thread_that_pins_memory_spoils_no_recording() -> None:
+    stop = threading.Event()
+
+    def pin() -> None:
+        while not stop.is_set():
+            torch.empty(int(torch.randint(1, 1 << 22, ())), dtype=torch.uint8, pin_memory=True)
+
+    beside = threading.Thread(target=pin)
+    beside.start()
+    try:
+        model, rule = fresh("supernet")
+        ends = trained(model, rule, Images(), precision="bf16")
+    finally:
+        stop.set()
+        beside.join()
+    assert all(torch.isfinite(t).all() for t in ends.values())

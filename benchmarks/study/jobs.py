@@ -68,6 +68,12 @@ CASES: dict[str, Table] = {
     "g s4 far": FAR,
     # The same with heads kept at 2 to 4: their slope is what supernets are most wrong about.
     "g s4 held": {**FAR, "space": {"dims": {"heads": {"maximum": 4}}}},
+    # Own trainings of members from far around, asked once: their slopes have no supernet's bias.
+    "g s4 survey": {
+        **S4,
+        "s4": {"design": "survey", "survey": 16, "reach": 4, "sized_by": "middle", "iterations": 8},
+        "seek": {"evaluator": "training", "train_epochs": 8},  # a training must be long enough to be a judge
+    },
     "g s4 sandwich": {**WARM, "train": {"rule": "sandwich"}},
     "g s4 training": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "training"}},
     "g s4 tuned": {**S4, "s4": {"design": "plane"}, "seek": {"evaluator": "tuned"}},
@@ -132,6 +138,7 @@ def cost(recipe: Table, heavy: float) -> float:
     scored = spaces * recipe["analysis"]["samples"]
     scored += recipe["search"]["population"] * (1 + recipe["search"]["generations"])
     members = moves * (11 * recipe["s3"]["samples"] if method == "s3" else 8 * s4["pairs"])
+    members = s4["survey"] if s4.get("design") == "survey" else members
     scored += members
     total += members * {"training": recipe["seek"]["train_epochs"], "tuned": 1}.get(judge, 0)
     anchors = s4.get("anchors", 0) * s4.get("anchor_share", 0.5) * total
@@ -172,6 +179,13 @@ class List:
         """Uniform networks at the limit, from shallow to deep: where the good region truly is."""
         for depth, embed, heads in self.sizes["1.5M"].ladder:
             self.plain("landscape", seed, uniform(depth, embed, heads), f"landscape-{depth}-{seed}")
+
+    def summit(self) -> None:
+        """Networks that the surface through the first 43 trained ones calls best, of 1, 2 and 3 heads."""
+        for depth, embed, heads, mlp in self.sizes["1.5M"].summit:
+            arch = {"family": "vit", "depth": depth, "embed": embed, "heads": heads, "mlp": mlp}
+            for seed in (0, 1):
+                self.plain("summit", seed, arch, f"summit-{heads}-heads-{seed}")
 
     def study(self, seed: int, cases: tuple[str, ...]) -> None:
         """Methods at 1.5M; seed 0 also serves the study of ranks and that of slopes."""
@@ -247,11 +261,12 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
         todo.study(seed, ("f s4 dss", "b autoformer", "f s4 predictor"))
     todo.travel("x1", ("deep",))
     for seed in (0, 1, 2):
-        todo.study(seed, ("g s4 held",))
+        todo.study(seed, ("g s4 survey",))
     todo.travel("x1", ("shallow",))
     for label in ("depth-6", "middle"):
         todo.noise(label, (1,), (0,))
     todo.hand(0, "6M", " 6M")
+    todo.summit()
     first = todo.sizes["1.5M"].first()
     for k, arch in enumerate(todo.sizes["1.5M"].near(first, asked.rank, "first")):
         todo.plain("rank first", 0, arch.to_dict(), f"rank-first-{k}")
@@ -260,13 +275,13 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     for k in range(asked.slopes):
         for units in ("step", "raw"):
             todo.plain(f"slopes {units}", 0, None, f"slopes-{units}-{k}", needs="d-s4-0", pick=(f"next_{units}", k))
-    for seed in (0, 1, 2):
-        todo.study(seed, ("g s4 far",))
     for seed in (1, 2):
         todo.study(seed, ("g s4 sized by middle",))
+    for seed in (0, 1, 2):
+        todo.study(seed, ("g s4 far", "g s4 held"))
     for label in ("depth-6", "middle"):
         todo.noise(label, (2,), (1,))
-    for case in ("d s4", "g s4 held", "b autoformer", "c s3", "e s4 warm"):
+    for case in ("d s4", "g s4 survey", "b autoformer", "c s3", "e s4 warm"):
         for seed in (0, 1, 2):
             todo.again(seed, (case,), 1)
     todo.ladder(1)

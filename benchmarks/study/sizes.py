@@ -24,6 +24,9 @@ class Size:
     hand: tuple[int, int, int]  # (a): depth, embed, heads of a uniform network with MLP ratio 4, at the limit
     starts: dict[str, tuple[Span, Span, Span, Span]]  # first spaces: depth, mlp, heads, embed as low, high, step
     ladder: tuple[tuple[int, int, int], ...] = ()  # uniform networks at the limit, from shallow to deep
+    summit: tuple[
+        tuple[int, int, int, float], ...
+    ] = ()  # depth, embed, heads, ratio of what study/surface.py calls best
     heavy: float = 1.0  # what an epoch costs, against the 1.5M network
 
     @property
@@ -82,6 +85,7 @@ FULL: dict[str, Size] = {
             "deep": ((22, 24, 1), (3.5, 4, 0.5), (1, 3, 1), (48, 64, 8)),
         },
         ((4, 176, 5), (6, 144, 4), (8, 120, 4), (10, 112, 3), (16, 84, 3), (20, 72, 3)),
+        ((8, 152, 1, 3.5), (8, 128, 2, 4.5), (8, 128, 3, 4)),
     ),
     "6M": Size(6_000_000, 64, (12, 204, 3), {"s4": ((12, 14, 1), (3.5, 4, 0.5), (2, 4, 1), (144, 176, 16))}, heavy=3.0),
 }

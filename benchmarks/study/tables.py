@@ -18,6 +18,7 @@ from study.queue import finished, read_rows
 from study.ranks import study
 from study.sizes import FULL, TINY, Size
 from study.slopes import stability
+from study.surface import told as surface_told
 from study.why import chance, compare, lengths, seeds_apart, told
 
 Table = dict[str, Any]
@@ -235,7 +236,7 @@ def travels(rows: Sequence[Table]) -> str:
     return grid(head, lines)
 
 
-def write(place: Path, json_path: Path, markdown: Path, tiny: bool) -> None:
+def write(place: Path, json_path: Path, markdown: Path, tiny: bool, surface: Table | None = None) -> None:
     """Write the JSON and put the tables between the marks of the page."""
     found, sizes = read_rows(place), TINY if tiny else FULL
     same = found[0].get("settings") if found else None
@@ -254,6 +255,7 @@ def write(place: Path, json_path: Path, markdown: Path, tiny: bool) -> None:
         "Slopes of S4's first space by every judge": told(why, grid),
         "The same slopes by supernets of other seeds": seeds_apart(small, sizes["1.5M"], grid),
         "Chance of one training": chance(small, grid),
+        "S4 on a surface through all trained networks": surface_told(surface or {}, grid),
         "Longer supernets in that space, no move": lengths(small, grid),
         "Uniform networks at the limit": landscape(small),
         "The way of the space, and errors of its members with inherited weights": paths(moving),

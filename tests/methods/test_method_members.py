@@ -85,6 +85,37 @@ def test_interrupted_it_ends_the_same_and_trains_no_member_twice(tmp_path, monke
     assert len(events) == 1, "told once"
 
 
+def test_a_survey_asks_its_members_once_and_says_so(tmp_path, monkeypatch):
+    """Killed on the way it ends the same; the moves after the first read what the first has asked."""
+    sets = ("s4.design=survey", "s4.survey=8", "s4.reach=2", "s4.iterations=3", "s4.stop_at=-1")
+    result = go(tmp_path / "whole", "training", *sets)
+    trials, slopes, decisions, events = read(tmp_path / "whole", "trials", "slopes", "decisions", "events")
+    asked = [t for t in trials if t["stage"].startswith("slopes")]
+    assert {t["stage"] for t in asked} == {"slopes-0"} and len(asked) == 8
+    assert len({s["t"] for s in slopes}) == sum(d["kind"] != "repair" for d in decisions) >= 2
+    assert result["seek"] == {"evaluator": "training", "epochs": 1, "reach": 2}
+    assert [e["text"] for e in events if e["kind"] == "seek"] == [
+        "slopes-0: 8 members are trained from scratch, 1 epoch(s) each"
+    ]
+    page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+    assert "from up to 2 steps around the space and were asked once" in page and "pairs each" not in page
+    inner, left = members.own_accuracy, [5]
+
+    def once(*args):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return inner(*args)
+
+    monkeypatch.setattr(members, "own_accuracy", once)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "cut", "training", *sets)
+    left[0] = 3
+    tailorvit.resume(tmp_path / "cut", progress="quiet")
+    tables = ("trials", "spaces", "slopes", "decisions")
+    assert read(tmp_path / "cut", *tables) == read(tmp_path / "whole", *tables)
+
+
 # -- one member -------------------------------------------------------------------------------------------------------
 
 

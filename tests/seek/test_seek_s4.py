@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 
 from tailorvit.costs import Limits, Meter
@@ -259,6 +262,27 @@ def test_a_lower_limit_keeps_the_largest_member_above_it():
     both = Meter.for_space(PAPER, Limits.of(max_params="30M", min_params="29M"))
     found = moves(A1, both)
     assert 0 < len(found) < 47 and all(29e6 <= m.size < 30e6 for m in found)
+
+
+def by_size(space, t):
+    """An evaluator to whom size is all."""
+    return lambda archs: [10 * math.log(FREE.cost("params", a)) for a in archs]
+
+
+def test_a_space_under_its_lower_limit_may_grow_towards_it():
+    """Where one step cannot reach the limit, every larger neighbour is legal, and size counts although told not to."""
+    here = METER.cost("params", A1.largest())
+    both = Meter.for_space(PAPER, Limits.of(max_params=3 * here, min_params=2 * here))
+    found = moves(A1, both)
+    assert found and all(here < m.size < 2 * here for m in found)
+    larger = [m for m in moves(A1, both, legal=False) if m.size > here]
+    assert {m.gamma for m in found} == {m.gamma for m in larger}
+    settings = S4Settings(pairs=4, iterations=20, per_size=True)
+    end, _, decisions = seek(A1, both, by_size, settings, 0)
+    assert 2 * here <= both.cost("params", end.largest()) < 3 * here
+    sizes = [here, *(d.legal[0]["size"] for d in decisions if d.kind == "move")]
+    growing = [b for a, b in itertools.pairwise(sizes) if a < 2 * here]
+    assert len(growing) > 1 and all(b > a for a, b in itertools.pairwise([here, *growing]))
 
 
 def test_any_cost_may_be_the_limit():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from tailorvit.data.augment import Augment
 from tailorvit.data.batches import Batch, ByStep, Reading
 from tailorvit.data.draws import Mix, Plan, Task, draw, noise_bank, send
 from tailorvit.data.images import Size, scale_bias
+from tailorvit.data.joined import join, steps_at_once
 from tailorvit.data.pixels import crop, enhance, resized_crop
 from tailorvit.data.randaugment import apply_layer, read_words
 from tailorvit.data.transforms import fill_colour
@@ -18,6 +20,7 @@ from tailorvit.errors import unknown
 
 ROOM = 4 << 30  # bytes of a split that "auto" keeps on any CUDA device; on large ones a quarter of the memory
 PLACES = ("auto", "always", "never")
+T = TypeVar("T")
 
 
 def room(device: str) -> int:
@@ -56,7 +59,7 @@ def mixed(x: Tensor, target: Tensor, mix: Mix) -> None:
 
 
 class DeviceStage:
-    """What happens to a batch on its device, with the constants for it."""
+    """What happens to batches on their device, with the constants for it."""
 
     def __init__(self, augment: Augment, reading: Reading, seed: int, device: torch.device) -> None:
         channels = len(reading.mean)
@@ -69,12 +72,13 @@ class DeviceStage:
         values = channels * self.size[0] * self.size[1]
         self.bank = noise_bank(seed, values, device) if augment.erasing else None
 
-    def __call__(self, images: Tensor, at: Tensor, y: Tensor, plan: Plan, sent: Mapping[str, Tensor]) -> Batch:
-        """The batch of the images ``at`` places of a uint8 tensor."""
+    def __call__(self, images: Tensor, at: Tensor, y: Tensor, plan: Plan, sent: Mapping[str, Tensor]) -> list[Batch]:
+        """The batches of a plan's steps, of the images ``at`` places of a uint8 tensor; they share memory."""
+        each = len(y) // len(plan.mixes)
         if "lines" in sent:
             x = crop(images, at, self.channel, sent["lines"], self.size)
         else:
-            x = resized_crop(images.index_select(0, at), sent["boxes"], self.size)
+            x = resized_crop(images.index_select(0, at), sent["boxes"], self.size, each)
         for layer in plan.rand:
             apply_layer(x, layer, sent, self.fill)
         for slot in range(plan.slots):
@@ -85,9 +89,11 @@ class DeviceStage:
         off = self.smoothing / self.classes
         target = torch.full((len(y), self.classes), off, device=y.device)
         target.scatter_(1, y[:, None], 1 - self.smoothing + off)
-        if plan.mix is not None:
-            mixed(out, target, plan.mix)
-        return Batch(out, y, target)
+        batches = [Batch(*parts) for parts in zip(out.split(each), y.split(each), target.split(each), strict=True)]
+        for batch, mix in zip(batches, plan.mixes, strict=True):
+            if mix is not None:
+                mixed(batch.x, batch.target, mix)
+        return batches
 
     def _erase(self, x: Tensor, sent: Mapping[str, Tensor]) -> None:
         """Noise of mean 0 and deviation 1 in the boxes, in place."""
@@ -112,13 +118,22 @@ class Planned(ByStep):
         words = None if augment.randaugment is None else read_words(augment.randaugment, reading.size, reading.mean)
         self._task = Task(augment, len(reading.mean), have, reading.size, words)
         self._stage = DeviceStage(augment, reading, seed, device)
+        self.at_once = steps_at_once(self.batch, len(reading.mean), have, reading.size, device)
 
     def _plan(self, step: int) -> Plan:
         return draw(self._task, self._positions(step), self.seed, step)
 
+    def _plans(self, steps: range) -> Plan:
+        return join([self._plan(step) for step in steps])
+
+    def _ahead(self, work: Callable[[range], T], start: int, stop: int) -> Generator[T]:
+        """Work for the steps, some at once, done in a thread while its last results are used."""
+        steps, many = range(start, stop), self.at_once
+        return self._threaded(lambda k: work(steps[k * many : (k + 1) * many]), 0, -(-len(steps) // many))
+
     @torch.no_grad()
-    def _make(self, plan: Plan, images: Tensor, rows: Tensor | None = None) -> Batch:
-        """The batch, from the whole split or from the images of the step in their order (then with ``rows``)."""
+    def _make(self, plan: Plan, images: Tensor, rows: Tensor | None = None) -> list[Batch]:
+        """The batches, from the whole split or from the images of the steps in their order (then with ``rows``)."""
         sent = send(plan.arrays, self.device)
         at = sent["at"]
         return self._stage(images, at if rows is None else rows, self.labels.index_select(0, at), plan, sent)
@@ -133,9 +148,9 @@ class DeviceBatches(Planned):
 
     def at(self, step: int) -> Batch:
         """The batch of one step."""
-        return self._make(self._plan(step), self.images)
+        return self._make(self._plan(step), self.images)[0]
 
     def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
         """The batches ``at(start)`` to ``at(stop - 1)``; no workers are needed."""
-        for plan in self._threaded(self._plan, start, stop):
-            yield self._make(plan, self.images)
+        for plan in self._ahead(self._plans, start, stop):
+            yield from self._make(plan, self.images)

@@ -35,12 +35,12 @@ class Mix:
 
 @dataclass(frozen=True)
 class Plan:
-    """The arrays go to the device in one copy; the lengths of groups and the mixing stay with the host."""
+    """One step, or several joined. The arrays go to the device in one copy; lengths of groups and mixing do not."""
 
     arrays: Arrays
     rand: tuple[Layer, ...] = ()
     erased: int = 0
-    mix: Mix | None = None
+    mixes: tuple[Mix | None, ...] = (None,)  # one a step
     slots: int = field(default=0)  # turns of colour jitter
 
 
@@ -124,7 +124,7 @@ def draw(task: Task, at: Ints, seed: int, step: int) -> Plan:
         erased = len(arrays["erase_at"])
         arrays["noise_at"] = last.integers(0, NOISE, erased)
     mix = draw_mix(how, task.size, last) if n > 1 else None
-    return Plan(arrays, layers, erased, mix, slots)
+    return Plan(arrays, layers, erased, (mix,), slots)
 
 
 def noise_bank(seed: int, values: int, device: torch.device) -> Tensor:

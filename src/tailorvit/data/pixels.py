@@ -44,21 +44,31 @@ def _weights(low: Tensor, high: Tensor, want: int, have: int) -> Tensor:
     return weight / weight.sum(2, keepdim=True)
 
 
-def resized_crop(x: Tensor, boxes: Tensor, size: Size) -> Tensor:
+def _products(a: Tensor, b: Tensor, each: int) -> Tensor:
+    """A product a pair, ``each`` at a time: libraries choose how to add up by the count of products, too."""
+    out = a.new_empty(len(a), a.shape[1], b.shape[2])
+    for into, left, right in zip(out.split(each), a.split(each), b.split(each)):
+        torch.bmm(left, right, out=into)
+    return out
+
+
+def resized_crop(x: Tensor, boxes: Tensor, size: Size, each: int | None = None) -> Tensor:
     """The boxes (left, top, right, bottom, mirrored) of uint8 images at one size: two matrix products an image.
 
     The same filter as the host's pipeline, antialiasing included: grid_sample would not widen its filter where a crop
-    shrinks. Like Pillow, the lines are made first and rounded, then the columns.
+    shrinks. Like Pillow, the lines are made first and rounded, then the columns. ``each`` images belong to one step
+    (None: all).
     """
     n, channels, height, width = x.shape
+    each = each or n
     left, top, right, bottom, mirrored = boxes.unbind(1)
     across = _weights(left, right, size[1], width)
     across = torch.where(mirrored[:, None, None] > 0, across.flip(1), across)
     down = _weights(top, bottom, size[0], height)
-    lines = torch.bmm(x.view(n, channels * height, width).float(), across.transpose(1, 2))
+    lines = _products(x.view(n, channels * height, width).float(), across.transpose(1, 2), each)
     lines = lines.add_(0.5).floor_().clamp_(0, 255).view(n, channels, height, size[1])
     lines = lines.transpose(1, 2).reshape(n, height, channels * size[1])
-    out = torch.bmm(down, lines).add_(0.5).view(n, size[0], channels, size[1])
+    out = _products(down, lines, each).add_(0.5).view(n, size[0], channels, size[1])
     return _eight_bit(out).transpose(1, 2).contiguous()
 
 

@@ -1,7 +1,8 @@
 """Training batches from images that the device cannot hold: workers decode, the device does the rest.
 
 Only uint8 travels. Workers write into shared memory of our own, since the shared memory of containers is small and a
-pipe carries some 1 GB a second; a thread gathers a step in pinned memory; its copy to the device runs beside training.
+pipe carries some 1 GB a second; a thread gathers a few steps in pinned memory; the copy of them to the device runs
+beside training.
 Files leave a worker before their resize; what the device makes of them comes back for the store, while it has room.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
@@ -32,6 +34,7 @@ from tailorvit.data.store import LARGEST, Decoded, Raw, shared
 from tailorvit.portable import usable_cores
 
 PIECE = 32  # images a worker reads at a time: a batch is ready soon, and little memory is in flight
+COPIERS = 4  # threads at most that copy out of the store: one moves some 8 GB a second, a device takes 50
 _NONE: Ints = np.empty(0, np.int64)
 
 
@@ -47,19 +50,32 @@ class Grid:
 
 @dataclass(frozen=True)
 class Parcel:
-    """What lies in a piece, in this order: images of the store, fitted ones, grids of raw ones."""
+    """What is in a piece, by places in it: images of the store, fitted ones, grids of raw ones."""
 
     held: Ints
     fitted: Ints
     grids: tuple[Grid, ...] = ()
 
     @property
-    def order(self) -> Ints:
-        """Places in the piece, as they lie."""
-        return np.concatenate([self.held, self.fitted, *(g.at for g in self.grids)])
+    def images(self) -> int:
+        """How many."""
+        return len(self.held) + len(self.fitted) + sum(len(g.at) for g in self.grids)
 
 
-Loaded = list[tuple[Parcel, Tensor]]  # a step: its pieces and their bytes
+@dataclass(frozen=True)
+class Load:
+    """What was read for the steps of a plan."""
+
+    parcels: list[Parcel]
+    images: Tensor  # those of the store and fitted ones, parcel by parcel
+    raw: list[Tensor]  # the grids, likewise
+
+    def to(self, device: torch.device) -> Load:
+        """The same on a device, by copies that the host does not wait for."""
+        there = [some.to(device, non_blocking=True) for some in (self.images, *self.raw)]
+        return Load(self.parcels, there[0], there[1:])
+
+
 Returns = deque[tuple[Ints, Tensor, Any]]  # positions, pixels on their way to the host, and the event of their arrival
 
 
@@ -128,7 +144,7 @@ class StreamBatches(Planned):
 
     def at(self, step: int) -> Batch:
         """The batch of one step."""
-        return self._make(self._plan(step), self._read(step).to(self.device), self._rows)
+        return self._make(self._plan(step), self._read(step).to(self.device), self._rows)[0]
 
     def _read(self, step: int) -> Tensor:
         return self.reading.read(self._positions(step))
@@ -142,26 +158,27 @@ class StreamBatches(Planned):
         spare = min(16, usable_cores() - 1) if sys.platform == "linux" and stop - start > 4 else 0
         count = spare if workers is None else workers
         returns: Returns = deque()
-        with closing(self._gathered(start, stop, count) if count else self._alone(start, stop)) as steps:
+        with closing(self._gathered(start, stop, count) if count else self._alone(start, stop)) as loads:
 
-            def ready(step: int) -> tuple[Plan, Loaded]:
+            def ready(steps: range) -> tuple[Plan, Load]:
                 self._store(returns, wait=False)
-                loaded = next(steps)
-                return self._listed(self._plan(step), [parcel for parcel, _ in loaded]), loaded
+                load = next(loads)
+                return self._listed(self._plans(steps), load.parcels), load
 
             try:
-                with closing(self._threaded(ready, start, stop)) as coming:
+                with closing(self._ahead(ready, start, stop)) as coming:
                     yield from self._beside(coming, returns)
             finally:
                 self._store(returns, wait=True)
 
     # -- on the device ----------------------------------------------------------------------------------------------
 
-    def _listed(self, plan: Plan, parcels: list[Parcel]) -> Plan:
+    def _listed(self, plan: Plan, parcels: Sequence[Parcel]) -> Plan:
         """A plan with the places of its images among what was loaded, and how raw ones are resized."""
-        starts = np.cumsum([0, *(len(p.order) for p in parcels)])
-        lie = np.concatenate([low + p.order for low, p in zip(starts, parcels)])
+        starts = np.cumsum([0, *(p.images for p in parcels)])
+        whole = [low + some for low, p in zip(starts, parcels) for some in (p.held, p.fitted)]
         grids = [(low, g) for low, p in zip(starts, parcels) for g in p.grids]
+        lie = np.concatenate([*whole, *(low + g.at for low, g in grids)])
         more: dict[str, NDArray[Any]] = {"rows": np.argsort(lie)}
         if grids:
             more["spans"] = np.concatenate([g.spans for _, g in grids])
@@ -171,51 +188,45 @@ class StreamBatches(Planned):
             more["keep_at"] = plan.arrays["at"][lie[more["keep"]]]
         return replace(plan, arrays={**plan.arrays, **more})
 
-    def _beside(self, coming: Iterator[tuple[Plan, Loaded]], returns: Returns) -> Iterator[Batch]:
-        """Batches of pinned images; the next ones are on their way to the device while one is used."""
+    def _beside(self, coming: Iterator[tuple[Plan, Load]], returns: Returns) -> Iterator[Batch]:
+        """Batches of pinned images; the next ones are on their way to the device while these are used."""
         if self.device.type != "cuda":
-            for plan, loaded in coming:
-                yield self._assembled(plan, [(p, raw.to(self.device)) for p, raw in loaded], returns)
+            for plan, load in coming:
+                yield from self._assembled(plan, load.to(self.device), returns)
             return
         side = torch.cuda.Stream(self.device)
-        held: tuple[Plan, Loaded, Any] | None = None
-        for plan, loaded in coming:
+        sent: deque[tuple[Plan, Load, Any]] = deque()
+        for plan, load in coming:
             with torch.cuda.stream(side):
-                there = [(parcel, raw.to(self.device, non_blocking=True)) for parcel, raw in loaded]
-                arrived = side.record_event()
-            if held is not None:
-                yield self._landed(*held, returns)
-            held = plan, there, arrived
-        if held is not None:
-            yield self._landed(*held, returns)
+                sent.append((plan, load.to(self.device), side.record_event()))
+            if len(sent) > 1:
+                yield from self._landed(*sent.popleft(), returns)
+        while sent:
+            yield from self._landed(*sent.popleft(), returns)
 
-    def _landed(self, plan: Plan, loaded: Loaded, arrived: Any, returns: Returns) -> Batch:
+    def _landed(self, plan: Plan, load: Load, arrived: Any, returns: Returns) -> list[Batch]:
         now = torch.cuda.current_stream(self.device)
         now.wait_event(arrived)
-        for _, raw in loaded:
-            raw.record_stream(now)  # its memory belongs to the other stream, which must not reuse it too soon
-        return self._assembled(plan, loaded, returns)
+        for some in (load.images, *load.raw):
+            some.record_stream(now)  # its memory belongs to the other stream, which must not reuse it too soon
+        return self._assembled(plan, load, returns)
 
     @torch.no_grad()
-    def _assembled(self, plan: Plan, loaded: Loaded, returns: Returns) -> Batch:
-        """The batch: raw images resized, all put behind each other, then what happens to kept ones too."""
+    def _assembled(self, plan: Plan, load: Load, returns: Returns) -> list[Batch]:
+        """The batches: raw images resized and put behind the others, then what happens to kept ones too."""
         sent = send(plan.arrays, self.device)
-        size = self.stored[1:]
-        lines = [
-            taps(sent["spans"][:, k], size[k], count)
-            for k, count in enumerate(taps_needed(plan.arrays["spans"], size) if "spans" in sent else ())
-        ]
-        parts, done = list[Tensor](), 0
-        for parcel, raw in loaded:
-            end = (len(parcel.held) + len(parcel.fitted)) * prod(self.stored)
-            parts.append(raw[:end].view(-1, *self.stored))
-            for grid in parcel.grids:
+        images = load.images
+        if load.raw:
+            size = self.stored[1:]
+            counts = taps_needed(plan.arrays["spans"], size)
+            lines = [taps(sent["spans"][:, k], size[k], count) for k, count in enumerate(counts)]
+            parts, done = [images], 0
+            for grid, raw in zip((g for p in load.parcels for g in p.grids), load.raw, strict=True):
                 these = slice(done, done + len(grid.at))
                 down, across = ((at[these], weight[these]) for at, weight in lines)
-                images = raw[end : end + prod(grid.shape)].view(grid.shape)
-                parts.append(fitted(images, down, across, grid.down_first))
-                end, done = end + prod(grid.shape), these.stop
-        images = torch.cat(parts) if len(parts) > 1 else parts[0]
+                parts.append(fitted(raw, down, across, grid.down_first))
+                done = these.stop
+            images = torch.cat(parts)
         if "keep" in sent:
             self._send_back(images.index_select(0, sent["keep"]), plan.arrays["keep_at"], returns)
         return self._stage(images, sent["rows"], self.labels.index_select(0, sent["at"]), plan, sent)
@@ -224,7 +235,7 @@ class StreamBatches(Planned):
         if self.device.type != "cuda":
             returns.append((at, images, None))
             return
-        home = self._pinned(images.numel()).view(images.shape).copy_(images, non_blocking=True)
+        home = self._pinned(images.shape).copy_(images, non_blocking=True)
         returns.append((at, home, torch.cuda.current_stream(self.device).record_event()))
 
     def _store(self, returns: Returns, wait: bool) -> None:
@@ -238,48 +249,64 @@ class StreamBatches(Planned):
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def _pinned(self, count: int) -> Tensor:
+    def _pinned(self, shape: Sequence[int]) -> Tensor:
         here = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with here:
-            return torch.empty(count, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            return torch.empty(tuple(shape), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
-    def _alone(self, start: int, stop: int) -> Generator[Loaded]:
-        whole = Parcel(_NONE, np.arange(self.batch))
-        for step in range(start, stop):
-            yield [(whole, self._pinned(self.batch * prod(self.stored)).copy_(self._read(step).flatten()))]
+    def _alone(self, start: int, stop: int) -> Generator[Load]:
+        steps = range(start, stop)
+        for low in range(0, len(steps), self.at_once):
+            some = steps[low : low + self.at_once]
+            images = self._pinned((len(some) * self.batch, *self.stored))
+            for into, step in zip(images.split(self.batch), some):
+                into.copy_(self._read(step))
+            yield Load([Parcel(_NONE, np.arange(len(images)))], images, [])
 
-    def _gathered(self, start: int, stop: int, workers: int) -> Generator[Loaded]:
+    def _gathered(self, start: int, stop: int, workers: int) -> Generator[Load]:
         """Steps from workers; they start here, in the caller's thread."""
         # At most AHEAD * workers pieces are asked for beyond the one last handed over, so no slot is lost unread.
         pieces = _Pieces(self, AHEAD * workers + 2)
+        numbers = range(start * self.pieces, stop * self.pieces)
         loader: Any = DataLoader(
             pieces,
             batch_size=None,
-            sampler=range(start * self.pieces, stop * self.pieces),
+            sampler=numbers,
             num_workers=workers,
             collate_fn=_as_is,
             generator=torch.Generator(),  # or the loader would draw from the global one
             multiprocessing_context="fork",
             prefetch_factor=AHEAD,
         )
-        return self._filled(iter(loader), pieces.ring, range(start * self.pieces, stop * self.pieces))
+        return self._filled(iter(loader), pieces.ring, numbers)
 
-    def _filled(self, tasks: Iterator[Any], ring: Pixels, numbers: range) -> Generator[Loaded]:
-        step: Loaded = []
+    def _filled(self, tasks: Iterator[Any], ring: Pixels, numbers: range) -> Generator[Load]:
+        many = self.at_once * self.pieces
+        with ThreadPoolExecutor(min(COPIERS, usable_cores()), "tailorvit-copy") as copiers:
+            for low in range(0, len(numbers), many):
+                yield self._load(tasks, ring, numbers[low : low + many], copiers)
+
+    def _load(self, tasks: Iterator[Any], ring: Pixels, numbers: range, copiers: Executor) -> Load:
+        """Pieces out of the store and out of the ring, in pinned memory: one buffer but for raw images."""
+        images = self._pinned((len(numbers) // self.pieces * self.batch, *self.stored))
+        parcels, raw, copies = list[Parcel](), list[Tensor](), list[Future[None]]()
+        room, each, end = images.numpy(), prod(self.stored), 0
         for piece, (parcel, failed) in zip(numbers, tasks):
             self.reading.failed.update(failed)
-            step.append((parcel, self._taken(parcel, self._piece(piece), ring[piece % len(ring)])))
-            if len(step) == self.pieces:
-                yield step
-                step = []
-
-    def _taken(self, parcel: Parcel, at: Ints, slot: Pixels) -> Tensor:
-        """The bytes of a piece out of the store and out of the ring, in pinned memory."""
-        known, each = len(parcel.held), prod(self.stored)
-        rest = len(parcel.fitted) * each + sum(prod(g.shape) for g in parcel.grids)
-        out = self._pinned(known * each + rest)
-        if known:
-            assert self.reading.decoder is not None
-            self.reading.decoder.take(at[parcel.held], out[: known * each].view(-1, *self.stored).numpy())
-        out[known * each :] = torch.from_numpy(slot[:rest])
-        return out
+            parcels.append(parcel)
+            slot, used = ring[piece % len(ring)], len(parcel.fitted) * each
+            low, end = end, end + len(parcel.held)
+            if end > low:
+                assert self.reading.decoder is not None
+                held = self._piece(piece)[parcel.held]
+                copies.append(copiers.submit(self.reading.decoder.take, held, room[low:end]))
+            low, end = end, end + len(parcel.fitted)
+            if end > low:
+                room[low:end] = slot[:used].reshape(-1, *self.stored)
+            for grid in parcel.grids:
+                raw.append(self._pinned(grid.shape))
+                raw[-1].numpy()[:] = slot[used : used + prod(grid.shape)].reshape(grid.shape)
+                used += prod(grid.shape)
+        for copy in copies:
+            copy.result()
+        return Load(parcels, images[:end], raw)

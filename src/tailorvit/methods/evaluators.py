@@ -64,7 +64,9 @@ def seek_facts(session: Session) -> dict[str, Any]:
     """For result.json: who judged the spaces; nothing where it was their supernets, as in the papers."""
     seek = session.config.seek
     if seek.member_epochs:
-        return {"seek": {"evaluator": seek.evaluator, "epochs": seek.member_epochs}}
+        s4 = session.config.s4
+        survey = {"reach": s4.reach} if session.config.method == "s4" and s4.design == "survey" else {}
+        return {"seek": {"evaluator": seek.evaluator, "epochs": seek.member_epochs, **survey}}
     if not seek.free:
         return {}
     kept = ("evaluator", "reading", "inits", "image_size", "samples", "final")

@@ -13,6 +13,7 @@ from tailorvit.costs.meter import Meter, largest_fitting
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
 from tailorvit.families.base import around as around  # asked for here by the methods
+from tailorvit.proxies.settings import TRAINING
 from tailorvit.seek.moves import movable
 from tailorvit.seek.s4 import seek
 from tailorvit.space import Space
@@ -122,6 +123,11 @@ def require_feasible(config: Config, space: Space, meter: Meter, given: Arch | N
     """Raise before anything is trained or written when no network can keep the limits, or no neighbour be found."""
     if config.method == "s4" and config.s4.iterations:
         movable(space, config.s4.dims)
+        if config.s4.design == "survey" and config.seek.evaluator != TRAINING:
+            raise TailorError(
+                f"s4.design = 'survey' asks members beyond the space, which only their own training can judge: "
+                f"seek.evaluator must be '{TRAINING}', not '{config.seek.evaluator}'."
+            )
     given = fixed_arch(config)[0] if config.method == "fixed" else given
     if given is not None:
         broken = meter.problem(given)
@@ -189,7 +195,11 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
             "train": TINY_TRAIN,
             "final": {"train": TINY_TRAIN, "candidates": 1},
             "analysis": {"samples": 4, "images": 2, "mistakes": 4},
-            "s4": {"pairs": min(config.s4.pairs, 4), "iterations": min(config.s4.iterations, 2)},
+            "s4": {
+                "pairs": min(config.s4.pairs, 4),
+                "survey": min(config.s4.survey, 8),
+                "iterations": min(config.s4.iterations, 2),
+            },
             # Two epochs leave slopes of many points; unbounded, they would move the space by dozens of steps.
             "s3": {"samples": 6, "top": 3, "updates": min(config.s3.updates, 2), "max_shift": 1},
             "hat": {"samples": 12, "held_out": 4, "rounds": 2},

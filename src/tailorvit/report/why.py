@@ -67,6 +67,11 @@ def _untrained(facts: Facts) -> str:
             f"No supernet was trained while the space moved: every member asked for was trained from scratch for"
             f" {epochs:,} epoch{'s' if epochs > 1 else ''}, and slopes are of its accuracy on the search split."
         )
+        reach = whole(seek.get("reach"))
+        words += [
+            f"They come from up to {reach:,} step{'s' if reach > 1 else ''} around the space and were asked once:"
+            " every step reads its slopes from a surface through all of them."
+        ] if reach else []  # fmt: skip
     elif seek:
         beyond = ", each less what its size leads to expect" if seek.get("per_size") is True else ""
         words.append(

@@ -44,6 +44,12 @@ def sized(space: Space, by: SizedBy = "largest") -> Arch:
     return arch
 
 
+def too_small(space: Space, meter: Meter, by: SizedBy = "largest") -> bool:
+    """Does the member a space is sized by miss a lower limit?"""
+    here = sized(space, by)
+    return any(low is not None and meter.cost(m, here) < low for m, low, _ in meter.limits)
+
+
 def movable(space: Space, named: Sequence[str] = ()) -> tuple[str, ...]:
     """The dimensions that move: those named, or all; an error where their neighbours are too many to look at."""
     for key in named:
@@ -69,10 +75,10 @@ def moves(
 ) -> list[Move]:
     """The neighbours of a space; by default those whose sizing member lies strictly under every upper limit.
 
-    A lower limit asks the same member to reach it, so that something in the space can. A neighbour lies ``stride``
-    steps away in every dimension that moves.
+    A lower limit asks the same member to reach it, so that something in the space can; while a space lies under it,
+    every larger neighbour will do. A neighbour lies ``stride`` steps away in every dimension that moves.
     """
-    metric, found = size_metric(meter), []
+    metric, found, here, cost = size_metric(meter), list[Move](), sized(space, by), meter.cost
     at = [space.keys.index(key) for key in movable(space, dims)]
     directions = np.zeros((3 ** len(at) - 1, len(space.dims)), dtype=np.int64)
     directions[:, at] = stride * neighbours(len(at))
@@ -82,9 +88,9 @@ def moves(
         except TailorError:
             continue  # a dimension would lose all its choices
         top = sized(moved, by)
-        low_ok = all(low is None or meter.cost(m, top) >= low for m, low, _ in meter.limits)
+        low_ok = all(low is None or cost(m, top) >= low or cost(m, top) > cost(m, here) for m, low, _ in meter.limits)
         if not legal or (meter.below(top) and low_ok):
-            found.append(Move(tuple(gamma), moved, meter.cost(metric, top)))  # type: ignore[arg-type]
+            found.append(Move(tuple(gamma), moved, cost(metric, top)))  # type: ignore[arg-type]
     return found
 
 

@@ -17,9 +17,10 @@ from tailorvit import units
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.seek.directions import Floats, Ints, agreement, best, cosines
-from tailorvit.seek.moves import Move, SizedBy, movable, moves, next_stride, size_metric, sized
+from tailorvit.seek.moves import Move, SizedBy, movable, moves, next_stride, size_metric, sized, too_small
 from tailorvit.seek.plane import estimate_plane
 from tailorvit.seek.slopes import POINTS, Accuracies, Scale, Slope, estimate
+from tailorvit.seek.survey import Survey
 from tailorvit.space import Space
 
 MAX_REPAIRS = 50
@@ -53,7 +54,9 @@ class S4Settings:
     momentum: float = (
         0.0  # share of the slopes of the steps before that stays: supernets err more than their pairs tell
     )
-    design: Literal["pairs", "plane"] = "pairs"  # plane: members that differ in every dimension, and a fit through them
+    design: Literal["pairs", "plane", "survey"] = "pairs"  # who is asked for slopes: see seek/plane.py, seek/survey.py
+    survey: int = 24  # members of a survey
+    reach: int = 3  # steps beyond both ends of the space that a survey goes
     anchors: int = 0  # members trained by themselves at the first step, to correct the slopes of supernets
     anchor_share: float = 0.5  # share of final.train.epochs an anchor trains
 
@@ -65,13 +68,17 @@ class S4Settings:
             ("warm_share", 0, 1),
             ("significance", 0, 100),
             ("momentum", 0, 0.95),
+            ("survey", 6, 10_000),
+            ("reach", 1, 100),
             ("anchors", 0, 1000),
             ("anchor_share", 0, 10),
         ):
             if not low <= getattr(self, name) <= high:
                 raise TailorError(f"s4.{name} must lie between {low} and {high}, not {getattr(self, name)}.")
-        if self.design == "plane" and self.blocks == "one":
-            raise TailorError("s4.design = 'plane' compares members whose blocks are alike: s4.blocks must be 'all'.")
+        if self.design != "pairs" and self.blocks == "one":
+            raise TailorError(
+                f"s4.design = '{self.design}' compares members whose blocks are alike: s4.blocks must be 'all'."
+            )
 
 
 @dataclass(frozen=True)
@@ -253,6 +260,7 @@ def seek(
     """
     book, decisions, visited, t = book or Book(), [], {space}, 0
     metric, stride = size_metric(meter), 1
+    survey = Survey(meter, settings.survey, settings.reach, seed)
 
     def note(decision: Decision) -> None:
         decisions.append(decision)
@@ -262,8 +270,12 @@ def seek(
         accuracies = evaluator(space, t)
         enough = (lambda s: _clear(space, s, meter, settings, stride)) if settings.adaptive else None
         keys = movable(space, settings.dims)
-        size = (lambda a: meter.cost(metric, a)) if settings.per_size else None  # type: ignore[arg-type]
-        if settings.design == "plane":
+        # Where the space has yet to grow, what size gives is part of what counts.
+        beyond = settings.per_size and not too_small(space, meter, settings.sized_by)
+        size = (lambda a: meter.cost(metric, a)) if beyond else None  # type: ignore[arg-type]
+        if settings.design == "survey":
+            found = survey.slopes(space, t, accuracies, keys, size)
+        elif settings.design == "plane":
             found = estimate_plane(space, accuracies, settings.pairs, seed, t, enough, keys, size)
         else:
             found = estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough, keys=keys, size=size)

@@ -67,7 +67,8 @@ class Recorder:
         here.wait_stream(side)
         torch.cuda.empty_cache()  # the recording has memory of its own: do not hold both
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # A thread that fills pinned memory meanwhile is no part of it and must not spoil it.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             work()
         self.pool = self.pool or graph.pool()
         self.graphs[key] = graph.replay

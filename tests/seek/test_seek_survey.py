@@ -1,0 +1,152 @@
+"""Slopes from a survey: where its members lie, what its surface says, and when it asks again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tailorvit.config import configure
+from tailorvit.costs import Limits, Meter
+from tailorvit.errors import TailorError
+from tailorvit.families import named_space
+from tailorvit.methods.plan import require_feasible
+from tailorvit.rng import generator
+from tailorvit.seek.plane import value_of
+from tailorvit.seek.s4 import S4Settings, seek
+from tailorvit.seek.slopes import estimate
+from tailorvit.seek.survey import BAND, Survey, candidates, doublings, read, spread, wider
+from tailorvit.space import Dim, Space
+
+SPACE = named_space("vit-32px")
+TOP = Meter.for_space(SPACE).cost("params", SPACE.largest())
+METER = Meter.for_space(SPACE, Limits.of(max_params=TOP))
+REGION = wider(SPACE, 3, SPACE.keys)
+GAINS = {"depth": 0.8, "mlp": 1.8, "heads": -0.2, "embed": 3.9}  # points a doubling
+
+
+def height(arch):
+    """Straight in the logarithms; blocks count with their mean."""
+    return 40 + sum(g * math.log2(float(np.mean(arch[k]))) for k, g in GAINS.items())
+
+
+def exact(archs):
+    return [height(a) for a in archs]
+
+
+def test_a_wider_space_goes_as_far_as_asked_and_its_bounds_allow():
+    dims = (Dim.span("depth", 3, 5, 1), Dim.span("embed", 16, 32, 8, minimum=16), Dim.span("more", 4, 6, 1, maximum=7))
+    space = Space("vit", dims)
+    found = wider(space, 4, ("depth", "embed", "more"))
+    assert found["depth"].choices == (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert found["embed"].choices == (16, 24, 32, 40, 48, 56, 64)
+    assert found["more"].choices == (1, 2, 3, 4, 5, 6, 7)
+    assert wider(space, 4, ("depth",))["embed"].choices == space["embed"].choices
+
+
+def test_members_lie_beyond_the_space_near_the_limit_with_alike_blocks():
+    drawn = candidates(SPACE, SPACE.dims, REGION, METER, 400, generator(0, "x"))
+    assert len(set(drawn)) == len(drawn) > 40
+    assert all(TOP / BAND <= METER.cost("params", a) <= TOP * BAND for a in drawn)
+    assert sum(not SPACE.contains(a) for a in drawn) > len(drawn) / 2
+    for dim in SPACE.dims:
+        values = {value_of(a, dim) for a in drawn}
+        assert (min(values) < dim.low or max(values) > dim.high) and max(values) / min(values) > 1.5
+        assert dim.scope != "block" or all(len(set(a.many(dim.key))) == 1 for a in drawn)
+
+
+def test_members_chosen_tell_more_than_as_many_at_random():
+    drawn = candidates(SPACE, SPACE.dims, REGION, METER, 2000, generator(1, "x"))
+
+    def unsure(some):
+        rows = np.array([doublings(a, SPACE.dims) for a in some])
+        return np.trace(np.linalg.inv(rows.T @ rows))
+
+    chosen = spread(drawn, SPACE.dims, 16)
+    assert len(set(chosen)) == 16 and chosen == spread(drawn, SPACE.dims, 16)
+    rng = np.random.default_rng(0)
+    assert unsure(chosen) < 0.7 * np.median(
+        [unsure([drawn[i] for i in rng.choice(len(drawn), 16, replace=False)]) for _ in range(50)]
+    )
+
+
+def test_the_surface_is_found_exactly_and_read_where_the_space_is():
+    drawn = spread(candidates(SPACE, SPACE.dims, REGION, METER, 500, generator(2, "x")), SPACE.dims, 12)
+    known = [(a, height(a)) for a in drawn]
+    for space in (SPACE, SPACE.shift({"embed": 1, "depth": 1})):
+        for slope in read(space, space.dims, known):
+            middle = (space[slope.dim].low + space[slope.dim].high) / 2
+            assert slope.z == pytest.approx(GAINS[slope.dim] / (math.log(2) * middle)) and slope.se < 1e-6
+    only = read(SPACE, [SPACE["embed"]], [(a, 3.9 * math.log2(a.one("embed"))) for a in drawn])
+    assert [s.z != 0 for s in only] == [d.key == "embed" for d in SPACE.dims]
+
+
+def test_errors_are_what_they_say_and_smaller_than_those_of_pairs_within_the_space():
+    drawn = spread(candidates(SPACE, SPACE.dims, REGION, METER, 800, generator(3, "x")), SPACE.dims, 24)
+    true = read(SPACE, SPACE.dims, [(a, height(a)) for a in drawn])
+    off, said, pairs = [], [], []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        noisy = lambda archs, rng=rng: [height(a) + rng.normal(0, 0.8) for a in archs]  # noqa: E731
+        found = read(SPACE, SPACE.dims, list(zip(drawn, noisy(drawn))))
+        off.append([(s.z - t.z) * float(s.shift) for s, t in zip(found, true)])
+        said.append([s.se * float(s.shift) for s in found])
+        pairs.append([s.se * float(s.shift) for s in estimate(SPACE, noisy, 3, seed, 0)])  # 24 members too
+    real = np.std(off, axis=0)
+    assert real == pytest.approx(np.mean(said, axis=0), rel=0.3)
+    assert (np.mean(pairs, axis=0) > 1.5 * real).all()
+
+
+def test_members_are_asked_once_and_again_where_the_space_has_left_them():
+    asked = []
+
+    def judge(_space, t):
+        return lambda archs: (asked.append((t, len(archs))), exact(archs))[1]
+
+    settings = S4Settings(design="survey", survey=12, reach=2, iterations=3)
+    seek(SPACE, METER, judge, settings, 0)
+    assert asked == [(0, 12)]
+    survey = Survey(METER, 12, 2, 0)
+    survey.slopes(SPACE, 0, lambda archs: judge(SPACE, 0)(archs), SPACE.keys)
+    far = SPACE.shift({"embed": 6})
+    survey.slopes(far, 5, judge(far, 5), SPACE.keys)
+    assert asked[-1] == (5, 12) and len(survey.known) == 24
+    survey.slopes(far, 6, judge(far, 6), SPACE.keys)
+    assert asked[-1] == (5, 12)
+
+
+def test_by_a_survey_s4_climbs_under_noise_where_a_bias_leads_pairs_astray():
+    """A supernet that overrates heads against own trainings of 0.8 points of noise, as measured on CIFAR-10."""
+    settings = {"iterations": 6, "pairs": 6, "sized_by": "middle"}
+
+    def biased(archs):
+        return [height(a) + 2.5 * math.log2(float(np.mean(a["heads"]))) for a in archs]
+
+    ends = {"bias": [], "survey": []}
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        noisy = lambda archs, rng=rng: [height(a) + rng.normal(0, 0.8) for a in archs]  # noqa: E731
+        space, _, _ = seek(SPACE, METER, lambda _s, _t: biased, S4Settings(**settings), seed)
+        ends["bias"].append(space["heads"].high)
+        how = S4Settings(design="survey", **settings)
+        space, _, _ = seek(SPACE, METER, lambda _s, _t, noisy=noisy: noisy, how, seed)
+        ends["survey"].append(space["heads"].high)
+    start = SPACE["heads"].high
+    assert np.mean(ends["survey"]) < start < np.mean(ends["bias"])
+
+
+def test_what_cannot_be_surveyed_is_said_before_anything_is_trained():
+    with pytest.raises(TailorError, match=r"s4\.blocks must be 'all'"):
+        S4Settings(design="survey", blocks="one")
+    with pytest.raises(TailorError, match=r"s4\.reach must lie between 1 and 100, not 0"):
+        S4Settings(reach=0)
+    config = configure({"method": "s4", "s4": {"design": "survey"}})
+    with pytest.raises(TailorError, match=r"seek\.evaluator must be 'training', not 'supernet'"):
+        require_feasible(config, SPACE, METER)
+    narrow = [replace(d, choices=(d.low,), minimum=d.low, maximum=d.low) for d in SPACE.dims]
+    narrow[0] = replace(narrow[0], maximum=narrow[0].low + 1)
+    space = replace(SPACE, dims=tuple(narrow))
+    with pytest.raises(TailorError, match=r"4 dimensions needs 6 different members; within s4\.reach = 2 .* are 2"):
+        Survey(Meter.for_space(space), 12, 2, 0).slopes(space, 0, exact, space.keys)
