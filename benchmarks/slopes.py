@@ -8,7 +8,8 @@ training (`seek.evaluator = "training"`); the same members with weights inherite
 members block by block (as published), and from one in which half of the members have blocks that are all alike
 (`train.alike = 0.5`), at the end of training and half way; and inherited weights trained on alone for one epoch
 (`"tuned"`). ``--more`` instead trains supernets four times as long, and as long by the sandwich rule, which is the same
-work: largest, smallest and two random members a step.
+work: largest, smallest and two random members a step. ``--survey`` trains members from around the space for half as
+long as those alone and reads the slopes from a surface through them (`s4.design = "survey"`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ import torch
 from torch import Tensor
 
 from tailorvit.arch import Arch
+from tailorvit.costs import Limits, Meter
 from tailorvit.data import Batch
 from tailorvit.data.idx import open_fashion, open_idx
 from tailorvit.families import family
 from tailorvit.families.vit_named import vit_arch
 from tailorvit.rng import generator, seed_everything
+from tailorvit.seek.survey import Survey
 from tailorvit.space import Dim, Space
 from tailorvit.train import Fixed, Sandwich, SinglePath, TrainSettings, train
 
@@ -161,6 +164,28 @@ def more_work(folder: Path | None, seed: int, images: int, shared: int, tell: An
     return rows
 
 
+def surveyed(folder: Path | None, seed: int, images: int, epochs: int, tell: Any) -> dict[str, Any]:
+    """Slopes of a surface through 16 members from up to two steps around the space, of about the middle one's size."""
+    x, y, held = split(folder, seed, images)
+    high = Meter.for_space(space()).cost("params", vit_arch(**MIDDLE))
+
+    def accuracies(archs: Sequence[Arch]) -> list[float]:
+        found = []
+        for arch in archs:
+            seed_everything(seed, "alone")
+            model = VIT.build(VIT.frame(FIXED), arch)
+            train(model, Images(x, y, seed), Fixed(), settings(epochs), seed)
+            found.append(accuracy(model.eval(), *held))
+        return found
+
+    survey = Survey(Meter.for_space(space(), Limits.of(max_params=high)), 16, 2, seed)
+    read = survey.slopes(space(), 0, accuracies, space().keys)
+    asked = [{**arch.to_dict(), "accuracy": value} for arch, value in survey.known]
+    found = {"slopes": {s.dim: s.z_step for s in read}, "errors": {s.dim: s.se * float(s.shift) for s in read}}
+    tell(f"seed {seed}: survey, {epochs} epochs: {found}")
+    return {f"survey, {epochs} epochs": {**found, "members": asked}}
+
+
 def settings(epochs: int) -> TrainSettings:
     """The same for all but the epochs; a tenth of them warms up."""
     return TrainSettings(epochs=epochs, batch=128, lr=2e-3, warmup=min(1.0, epochs / 10))
@@ -177,12 +202,15 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=3, help="epochs of a short one")
     parser.add_argument("--shared", type=int, default=20, help="epochs of a supernet")
     parser.add_argument("--more", action="store_true", help="only supernets that are given four times the work")
+    parser.add_argument("--survey", action="store_true", help="only a survey around the space")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     start, rows = time.monotonic(), {}
     for seed in range(asked.first, asked.first + asked.seeds):
         tell = lambda text: print(f"[{time.monotonic() - start:6.0f} s] {text}", flush=True)  # noqa: E731
-        if asked.more:
+        if asked.survey:
+            rows[str(seed)] = surveyed(asked.data, seed, asked.images, asked.alone // 2, tell)
+        elif asked.more:
             rows[str(seed)] = more_work(asked.data, seed, asked.images, asked.shared, tell)
         else:
             rows[str(seed)] = study(asked.data, seed, asked.images, asked.alone, asked.short, asked.shared, tell)

@@ -12,7 +12,7 @@ from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
-from tailorvit.methods.plan import require_feasible
+from tailorvit.methods.plan import require_feasible, require_survey
 from tailorvit.rng import generator
 from tailorvit.seek.plane import value_of
 from tailorvit.seek.s4 import S4Settings, seek
@@ -145,6 +145,10 @@ def test_what_cannot_be_surveyed_is_said_before_anything_is_trained():
     config = configure({"method": "s4", "s4": {"design": "survey"}})
     with pytest.raises(TailorError, match=r"seek\.evaluator must be 'training', not 'supernet'"):
         require_feasible(config, SPACE, METER)
+    few = configure({"method": "s4", "s4": {"design": "survey", "survey": 6}, "seek": {"evaluator": "training"}})
+    require_feasible(few, SPACE, METER)
+    with pytest.raises(TailorError, match=r"s4\.survey = 6 members cannot tell the slopes of 5 dimensions .* 7 can"):
+        require_survey(few, 5)
     narrow = [replace(d, choices=(d.low,), minimum=d.low, maximum=d.low) for d in SPACE.dims]
     narrow[0] = replace(narrow[0], maximum=narrow[0].low + 1)
     space = replace(SPACE, dims=tuple(narrow))

@@ -14,7 +14,7 @@ from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
 from tailorvit.families.base import around as around  # asked for here by the methods
 from tailorvit.proxies.settings import TRAINING
-from tailorvit.seek.moves import movable
+from tailorvit.seek.moves import MAX_DIMS, movable
 from tailorvit.seek.s4 import seek
 from tailorvit.space import Space
 
@@ -122,12 +122,9 @@ def hand_designed(space: Space, meter: Meter) -> Arch | None:
 def require_feasible(config: Config, space: Space, meter: Meter, given: Arch | None = None) -> None:
     """Raise before anything is trained or written when no network can keep the limits, or no neighbour be found."""
     if config.method == "s4" and config.s4.iterations:
-        movable(space, config.s4.dims)
-        if config.s4.design == "survey" and config.seek.evaluator != TRAINING:
-            raise TailorError(
-                f"s4.design = 'survey' asks members beyond the space, which only their own training can judge: "
-                f"seek.evaluator must be '{TRAINING}', not '{config.seek.evaluator}'."
-            )
+        moving = movable(space, config.s4.dims)
+        if config.s4.design == "survey":
+            require_survey(config, len(moving))
     given = fixed_arch(config)[0] if config.method == "fixed" else given
     if given is not None:
         broken = meter.problem(given)
@@ -141,6 +138,20 @@ def require_feasible(config: Config, space: Space, meter: Meter, given: Arch | N
         meter.require_feasible(seek(space, meter, lambda _space, _t: lambda _archs: [], none, config.seed)[0])
     else:
         meter.require_feasible(_reachable(space))
+
+
+def require_survey(config: Config, dims: int) -> None:
+    """Raise where a survey would have nobody to judge its members, or fewer of them than slopes to tell."""
+    if config.seek.evaluator != TRAINING:
+        raise TailorError(
+            "s4.design = 'survey' asks members beyond the space, which only their own training can judge: "
+            f"seek.evaluator must be '{TRAINING}', not '{config.seek.evaluator}'."
+        )
+    if config.s4.survey < dims + 2:
+        raise TailorError(
+            f"s4.survey = {config.s4.survey} members cannot tell the slopes of {dims} dimensions and their errors; "
+            f"{dims + 2} can, and three times as many do well."
+        )
 
 
 def _reachable(space: Space) -> Space:
@@ -197,7 +208,7 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
             "analysis": {"samples": 4, "images": 2, "mistakes": 4},
             "s4": {
                 "pairs": min(config.s4.pairs, 4),
-                "survey": min(config.s4.survey, 8),
+                "survey": min(config.s4.survey, MAX_DIMS + 2),
                 "iterations": min(config.s4.iterations, 2),
             },
             # Two epochs leave slopes of many points; unbounded, they would move the space by dozens of steps.
