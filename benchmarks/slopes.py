@@ -1,6 +1,7 @@
 """Do a supernet's slopes tell the truth? Small ViTs on Fashion-MNIST, in a supernet and trained by themselves.
 
     python benchmarks/slopes.py --out benchmarks/results/slopes-DATE.json    # half an hour on one core
+    python benchmarks/slopes.py cosines FILE FILE...                         # every judge's with the truth in the first
 
 The middle member of a small ViT space and its neighbours, one dimension a step lower or higher in all blocks, are each
 trained by themselves; the differences of their accuracies are the true slopes. Beside them: the same after a short
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -235,5 +237,25 @@ def table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def of(row: dict[str, Any], kind: str) -> Any:
+    """Slopes of one seed in the order of CHOICES."""
+    return np.array([(row[kind].get("end") or row[kind])["slopes"][name] for name in CHOICES])
+
+
+def cosines(*files: dict[str, Any]) -> str:
+    """Cosine of each judge's slopes with those of networks trained alone (mean over seeds, first file), by seed."""
+    truth = np.mean([of(r, "alone") for r in files[0].values()], axis=0)
+    lines = ["| cosine with the truth | by seed | of the mean |", "|---|---|---|"]
+    for rows in files:
+        for kind in next(iter(rows.values())):
+            every = [of(r, kind) for r in rows.values()]
+            each = [float(v @ truth / np.linalg.norm(v) / np.linalg.norm(truth)) for v in (*every, np.mean(every, 0))]
+            lines.append(f"| {kind} | {', '.join(f'{c:.2f}' for c in each[:-1])} | {each[-1]:.2f} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["cosines"]:
+        print(cosines(*(json.loads(Path(name).read_text())["seeds"] for name in sys.argv[2:])))
+    else:
+        main()

@@ -28,8 +28,10 @@ def stored(name: str):
 
 def test_tables_are_those_of_the_stored_rows():
     assert starts.told(stored("starts-2026-11-15.json")["rows"]) in PAGE
-    for name in ("slopes-2026-11-15.json", "slopes-more-2026-11-15.json"):
+    names = ("slopes-2026-11-15.json", "slopes-more-2026-11-15.json", "slopes-survey-2026-11-16.json")
+    for name in names:
         assert slopes.table(stored(name)["seeds"]) in PAGE
+    assert slopes.cosines(*(stored(name)["seeds"] for name in names)) in PAGE
 
 
 @pytest.mark.parametrize("shape", tiles.SHAPES)
