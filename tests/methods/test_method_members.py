@@ -98,7 +98,7 @@ def test_a_survey_asks_its_members_once_and_says_so(tmp_path, monkeypatch):
         "slopes-0: 8 members are trained from scratch, 1 epoch(s) each"
     ]
     page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
-    assert "from up to 2 steps around the space and were asked once" in page and "pairs each" not in page
+    assert "from up to 2 steps around the space and serve every step" in page and "pairs each" not in page
     inner, left = members.own_accuracy, [5]
 
     def once(*args):

@@ -57,6 +57,12 @@ def test_members_lie_beyond_the_space_near_the_limit_with_alike_blocks():
         assert dim.scope != "block" or all(len(set(a.many(dim.key))) == 1 for a in drawn)
 
 
+def test_what_would_have_to_be_measured_is_not_asked_for_its_size(monkeypatch):
+    slow = Meter.for_space(SPACE, Limits.of(max_latency="5ms"))
+    monkeypatch.setattr(Meter, "cost", lambda *_: pytest.fail("measured"))
+    assert len(candidates(SPACE, SPACE.dims, REGION, slow, 50, generator(0, "x"))) > 20
+
+
 def test_members_chosen_tell_more_than_as_many_at_random():
     drawn = candidates(SPACE, SPACE.dims, REGION, METER, 2000, generator(1, "x"))
 

@@ -69,8 +69,8 @@ def _untrained(facts: Facts) -> str:
         )
         reach = whole(seek.get("reach"))
         words += [
-            f"They come from up to {reach:,} step{'s' if reach > 1 else ''} around the space and were asked once:"
-            " every step reads its slopes from a surface through all of them."
+            f"They come from up to {reach:,} step{'s' if reach > 1 else ''} around the space and serve every"
+            " step: slopes are those of a surface through all of them."
         ] if reach else []  # fmt: skip
     elif seek:
         beyond = ", each less what its size leads to expect" if seek.get("per_size") is True else ""
