@@ -2,6 +2,7 @@
 
     python benchmarks/starts.py --out benchmarks/results/starts-DATE.json --jobs 2    # an hour and a half on two cores
     python benchmarks/starts.py table benchmarks/results/starts-DATE.json             # the tables, from a stored run
+    python benchmarks/starts.py again benchmarks/results/starts-DATE.json             # train again what it found
 
 The first space is deep and narrow (8 to 10 blocks of 24 to 40 channels). Uniform networks of the same size from shallow
 to deep tell where it should go. What a search finds is trained three times from scratch, as one training says little.
@@ -94,15 +95,37 @@ def one(job: tuple[str, int, Table, int, int]) -> Table:
     begun = time.monotonic()
     try:
         facts, spaces, spent = run(recipe(seed, images, epochs, more), place / "run")
-        tests = [facts["test_accuracy"]]
-        for k in range(1, TRAININGS):
-            fixed = {"method": "fixed", "arch": facts["arch"], "limits": {"max_params": 10 * LIMIT}}
-            tests.append(run(recipe(100 * k + seed, images, epochs, fixed), place / f"again{k}")[0]["test_accuracy"])
+        tests = [facts["test_accuracy"], *again(facts, seed, images, epochs, place)]
     finally:
         shutil.rmtree(place, ignore_errors=True)
     row = {"case": case, "seed": seed, "tests": tests, "params": facts["params"], "arch": facts["arch"]}
     spans = [{k: [d["choices"][0], d["choices"][-1]] for k, d in s["dims"].items()} for s in spaces]
     return {**row, "spaces": spans, "search_seconds": spent, "seconds": time.monotonic() - begun}
+
+
+def again(facts: Table, seed: int, images: int, epochs: int, place: Path) -> list[float]:
+    """Test accuracies of the same network trained with other seeds, which draw other images too."""
+    tests = []
+    for k in range(1, TRAININGS):
+        fixed = {"method": "fixed", "arch": facts["arch"], "limits": {"max_params": 10 * LIMIT}}
+        other = run(recipe(100 * k + seed, images, epochs, fixed), place / f"again{k}")[0]
+        if other["params"] != facts["params"]:
+            raise ValueError(f"{other['params']} parameters are not the {facts['params']} of the network found.")
+        tests.append(other["test_accuracy"])
+    return tests
+
+
+def retrained(path: Path) -> None:
+    """Train what the searches of a file found again, and keep only their own first training."""
+    kept = json.loads(path.read_text())
+    for row in kept["rows"]:
+        place = Path(tempfile.mkdtemp(prefix="starts-"))
+        try:
+            row["tests"][1:] = again(row, row["seed"], kept["images"], kept["epochs"], place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        print(row["case"], row["seed"], row["tests"], flush=True)
+        path.write_text(json.dumps(kept) + "\n")
 
 
 def uniform(depth: int) -> Table:
@@ -144,6 +167,9 @@ def main() -> None:
     """Run the jobs that a file does not hold yet, and write it as they end."""
     if sys.argv[1:2] == ["table"]:
         print(told(json.loads(Path(sys.argv[2]).read_text())["rows"]))
+        return
+    if sys.argv[1:2] == ["again"]:
+        retrained(Path(sys.argv[2]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=4)

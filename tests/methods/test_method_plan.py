@@ -198,6 +198,13 @@ def test_fixed_architectures():
         configure({"method": "fixed", "arch": {"family": "vit", "depth": 2, "embed": 8, "heads": 1, "mlp": 2}})
     )
     assert arch.many("heads") == (1, 1) and fixed == {}
+    table = {"method": "fixed", "arch": {"family": "vit", "depth": 2, "embed": 8, "heads": 1, "mlp": 2}}
+    beside = named_space("vit-64px")
+    for space in ("vit-64px", beside.to_dict()):  # a table says nothing of patch and head width: its space does
+        assert fixed_arch(configure({**table, "space": space}))[1] == dict(beside.fixed)
+    assert fixed_arch(configure({**table, "arch": "deit-ti", "space": "vit-64px"}))[1]["patch"] == 16
+    with pytest.raises(TailorError, match="of family 'vit', the space beside it of 'swin'"):
+        fixed_arch(configure({**table, "space": "s4-swin"}))
     with pytest.raises(TailorError, match="needs 'arch'"):
         fixed_arch(configure({"method": "fixed"}))
     with pytest.raises(TailorError, match="Unknown architecture 'deit-t'"):

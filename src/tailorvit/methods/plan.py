@@ -160,12 +160,22 @@ def _reachable(space: Space) -> Space:
 
 
 def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
-    """The architecture of method ``fixed`` with the settings it brings."""
+    """The architecture of method ``fixed`` with its patch, head width and the like: those of its name, or of the space.
+
+    A table says nothing of them. Without a space either they are made for the data.
+    """
     if isinstance(config.arch, str):
         named = named_arch(config.arch)
         return named.arch, dict(named.fixed)
     if isinstance(config.arch, dict):
-        return family(str(config.arch.get("family", config.family))).arch(config.arch), {}
+        arch = family(str(config.arch.get("family", config.family))).arch(config.arch)
+        space = None if config.space == "auto" else _named_or_inline(config)
+        if space is not None and space.family != arch.family:
+            raise TailorError(
+                f"The architecture is of family '{arch.family}', the space beside it of '{space.family}'; leave the "
+                "space out, or name one of the same family."
+            )
+        return arch, {} if space is None else dict(space.fixed)
     raise TailorError("Method 'fixed' needs 'arch': a name (see tailorvit list archs) or a table.")
 
 
@@ -238,7 +248,7 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
         small["limits"] = {}
         if config.method == "fixed":
             name = config.family if config.arch is None else fixed_arch(config)[0].family
-            small["arch"] = {"family": name, **family(name).tiny}
+            small |= {"arch": {"family": name, **family(name).tiny}, "space": "auto"}
         elif config.space != "auto":
             full = _named_or_inline(config)
             small["space"] = shrunk(full).to_dict()
