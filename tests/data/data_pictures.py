@@ -1,10 +1,11 @@
-"""Small picture folders made on the spot."""
+"""Small picture folders made on the spot, and whether two batches of them are equal."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 
@@ -22,3 +23,8 @@ def fill(root: Path, counts: dict[str, int], **options) -> Path:
         for i in range(count):
             picture(root / name / f"{i:03d}.png", 1000 * k + i, **options)
     return root
+
+
+def same(a, b) -> bool:
+    """To the bit, in all parts."""
+    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from data_pictures import fill
+from data_pictures import fill, same
 
 from tailorvit.data import Augment, augment_preset, open_data
 from tailorvit.data.transforms import crop_boxes, shift_flip
@@ -26,10 +26,6 @@ KINDS = {
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return open_data(str(fill(tmp_path_factory.mktemp("r"), {"a": 30, "b": 30, "c": 6})), search_share=0.2)
-
-
-def same(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a, b))
 
 
 @pytest.mark.parametrize("kind", KINDS)

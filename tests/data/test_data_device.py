@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from data_pictures import fill, picture
+from data_pictures import fill, picture, same
 
 from tailorvit.data import Augment, augment_preset, open_data
 from tailorvit.data.batches import Batches
@@ -31,10 +31,6 @@ KINDS = {
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return open_data(str(fill(tmp_path_factory.mktemp("r"), {"a": 60, "b": 60, "c": 6})), search_share=0.2)
-
-
-def same(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
 def on_device(data, kind, batch=8, seed=3):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from data_pictures import fill
+from data_pictures import fill, same
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tailorvit.data import PRESETS, Augment, augment_preset, open_data, store
@@ -36,10 +36,6 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return open_data(str(fill(tmp_path_factory.mktemp("r"), {"a": 60, "b": 60, "c": 6})), search_share=0.2)
-
-
-def same(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
 def kept(data, how, batch=8, at_once=1):

@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from data_pictures import fill, picture
+from data_pictures import fill, picture, same
 from PIL import Image
 
 from tailorvit.data import Augment, fitting, open_data, store
@@ -26,10 +26,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
 @pytest.fixture(autouse=True)
 def at_first_sight(monkeypatch):
     monkeypatch.setattr(store, "_SIGHTS", 1)
-
-
-def same(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
 def streamed(data, batch=16, augment=MILD):

@@ -99,6 +99,7 @@ def test_a_survey_asks_its_members_once_and_says_so(tmp_path, monkeypatch):
     ]
     page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
     assert "from up to 2 steps around the space and serve every step" in page and "pairs each" not in page
+    assert "trained 8 architectures by themselves and evaluated" in page
     inner, left = members.own_accuracy, [5]
 
     def once(*args):

@@ -158,12 +158,19 @@ def _happened(facts: Facts) -> str:
     free = sum(t.accuracy is None and (bool(t.proxy) or t.score is not None) for t in facts.trials)
     proxy = next((clean(t.proxy, 40) for t in facts.trials if t.proxy), "")
     scored = f"scored {free:,} architectures without training" + (f" ({proxy})" if proxy else "")
-    rest = f"evaluated {trials - free:,} architectures with the weights of a supernet"
-    judged = " and ".join(words for words, there in ((scored, free), (rest, trials > free)) if there)
+    own = sum(t.stage.startswith(("slopes-", "et-")) for t in facts.trials) if seek_epochs(facts) else 0
+    alone = f"trained {own:,} architectures by themselves"
+    rest = f"evaluated {trials - free - own:,} architectures with the weights of a supernet"
+    judged = " and ".join(w for w, there in ((scored, free), (alone, own), (rest, trials > free + own)) if there)
     how = {"finetune": "fine-tuned", "retrain": "trained from scratch", "inherit": "taken as it was"}
     ended = how.get(str(result.get("final")), "")
     last = f", which was then {ended}" if ended else ""
     return f"The search ({method}){looked} {judged if trials else 'ran'}. It found a network with {what}{last}."
+
+
+def seek_epochs(facts: Facts) -> int:
+    """Epochs that members of a moving space were trained by themselves; 0 where others judged them."""
+    return whole(table(facts.result.get("seek")).get("epochs")) or 0
 
 
 def _started(facts: Facts) -> str:

@@ -45,6 +45,16 @@ def value_of(arch: Arch, dim: Dim) -> float:
     return float(arch.many(dim.key)[0] if dim.scope == "block" else arch.one(dim.key))
 
 
+def least_squares(rows: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Coefficients and their standard errors, infinite while the coefficients can follow every value."""
+    found: Floats = np.linalg.lstsq(rows, values, rcond=None)[0].astype(np.float64)
+    rest, freedom = values - rows @ found, len(values) - rows.shape[1]
+    errors: Floats = np.full(rows.shape[1], math.inf)
+    if freedom > 0 and np.linalg.matrix_rank(rows) == rows.shape[1]:
+        errors = np.asarray(np.sqrt(float(rest @ rest) / freedom * np.diag(np.linalg.inv(rows.T @ rows))), np.float64)
+    return found, errors
+
+
 def fit(space: Space, dims: Sequence[Dim], drawn: Sequence[Opposites], scores: Sequence[float]) -> list[Slope]:
     """Least squares over half differences of opposites, so that what both share drops out; zero for other dimensions.
 
@@ -53,11 +63,7 @@ def fit(space: Space, dims: Sequence[Dim], drawn: Sequence[Opposites], scores: S
     away: Floats = np.array([[(value_of(a, d) - value_of(b, d)) / 2 for d in dims] for a, b in drawn])
     first, second = np.array(scores[::2]), np.array(scores[1::2])
     half: Floats = (first - second) / 2
-    z: Floats = np.linalg.lstsq(away, half, rcond=None)[0].astype(np.float64)
-    rest, freedom = half - away @ z, len(half) - len(dims)
-    errors: Floats = np.full(len(dims), math.inf)
-    if freedom > 0 and np.linalg.matrix_rank(away) == len(dims):
-        errors = np.asarray(np.sqrt(float(rest @ rest) / freedom * np.diag(np.linalg.inv(away.T @ away))), np.float64)
+    z, errors = least_squares(away, half)
     found = {}
     for i, d in enumerate(dims):
         sides = [(value_of(a, d), value_of(b, d), p, q) for (a, b), p, q in zip(drawn, first, second, strict=True)]

@@ -20,7 +20,7 @@ from tailorvit.errors import TailorError
 from tailorvit.rng import generator
 from tailorvit.seek.directions import Floats
 from tailorvit.seek.moves import size_metric, sized
-from tailorvit.seek.plane import value_of
+from tailorvit.seek.plane import least_squares, value_of
 from tailorvit.seek.slopes import Accuracies, Size, Slope, per_log_size
 from tailorvit.space import Dim, Space
 
@@ -88,11 +88,7 @@ def read(space: Space, dims: Sequence[Dim], known: Known, size: Size | None = No
     rate = per_log_size(members, scores, size) if size else 0.0
     values: Floats = np.array([v - (rate * math.log(size(a)) if size else 0.0) for a, v in known])
     rows: Floats = np.array([doublings(a, dims) for a in members])
-    gains: Floats = np.linalg.lstsq(rows, values, rcond=None)[0].astype(np.float64)
-    rest, freedom = values - rows @ gains, len(values) - rows.shape[1]
-    errors: Floats = np.full(rows.shape[1], math.inf)
-    if freedom > 0 and np.linalg.matrix_rank(rows) == rows.shape[1]:
-        errors = np.asarray(np.sqrt(float(rest @ rest) / freedom * np.diag(np.linalg.inv(rows.T @ rows))), np.float64)
+    gains, errors = least_squares(rows, values)
     found = {}
     for i, d in enumerate(dims, 1):
         unit = 1 / (math.log(2) * (float(d.low) + float(d.high)) / 2)  # doublings in one unit, in the middle
