@@ -263,6 +263,7 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     for seed in (0, 1, 2):
         todo.study(seed, ("g s4 survey",))
     todo.travel("x1", ("shallow",))
+    todo.travel("adaptive", ("deep", "shallow"))
     for label in ("depth-6", "middle"):
         todo.noise(label, (1,), (0,))
     todo.hand(0, "6M", " 6M")
@@ -275,20 +276,23 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     for k in range(asked.slopes):
         for units in ("step", "raw"):
             todo.plain(f"slopes {units}", 0, None, f"slopes-{units}-{k}", needs="d-s4-0", pick=(f"next_{units}", k))
+    todo.travel("x2", ("shallow", "deep"))
+    for seed in (0, 1, 2):
+        todo.again(seed, ("g s4 survey",), 1)
     for seed in (1, 2):
         todo.study(seed, ("g s4 sized by middle",))
     for seed in (0, 1, 2):
         todo.study(seed, ("g s4 far", "g s4 held"))
     for label in ("depth-6", "middle"):
         todo.noise(label, (2,), (1,))
-    for case in ("d s4", "g s4 survey", "b autoformer", "c s3", "e s4 warm"):
+    for case in ("d s4", "b autoformer", "c s3", "e s4 warm"):
         for seed in (0, 1, 2):
             todo.again(seed, (case,), 1)
     todo.ladder(1)
     for seed in (0, 1, 2):
         todo.study(seed, ("g s4 momentum",))
     todo.study(0, ("g s4 tuned",))
-    todo.travel("adaptive", ("deep", "shallow", "s4"))
+    todo.travel("adaptive", ("s4",))
     todo.add("g s4 far 6M", 0, CASES["g s4 far"], "6M")
     todo.study(0, ("g s4 beyond size", "g s4 alike", "g s4 training"))
     todo.lengths(0)
@@ -296,7 +300,6 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.study(0, ("g s4 anchors", "g s4 raw slopes", "g s4 sandwich"))
     for seed in (1, 2):
         todo.study(seed, (*OTHERS, "g s4 alike", *TRAINED))
-    todo.travel("x2", ("shallow", "deep"))
     for seed in (3, 4):
         todo.hand(seed)
     return todo.jobs
