@@ -3,7 +3,8 @@
 python benchmarks/cifar10.py plan                       the jobs in their order, with their epochs
 python benchmarks/cifar10.py run --out DIR --data DIR   N processes, M minutes; started again it goes on
 python benchmarks/cifar10.py table [DIR]                rows (and DIR's new ones) to results/cifar10.json and cifar10.md
-python benchmarks/cifar10.py surface                    S4 on a surface through them: results/cifar10-surface.json
+python benchmarks/cifar10.py surveys DIR                what surveys asked and heard: results/cifar10-surveys.json
+python benchmarks/cifar10.py surface                    S4 on a surface through all: results/cifar10-surface.json
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import argparse
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from study.jobs import Job, jobs
 from study.queue import Queue, add_rows, finished, read_rows, usable
 from study.sizes import FULL
 
 HERE = Path(__file__).resolve().parent
-ROWS, SURFACE = HERE / "results" / "cifar10-rows.jsonl", HERE / "results" / "cifar10-surface.json"
+RESULTS = HERE / "results"
+ROWS, SURFACE, SURVEYS = (RESULTS / f"cifar10-{name}" for name in ("rows.jsonl", "surface.json", "surveys.json"))
 
 
 def options() -> argparse.ArgumentParser:
-    """The four commands."""
+    """The five commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("plan", "run"):
@@ -63,6 +66,9 @@ def options() -> argparse.ArgumentParser:
             sub.add_argument("--grace", type=float, default=0.5, help="minutes that running jobs may go on after that")
             sub.add_argument("--retry", action="store_true", help="try jobs again that failed twice before")
             sub.add_argument("--keep", action="store_true", help="keep the run folders of finished jobs")
+    surveys = commands.add_parser("surveys")
+    surveys.add_argument("out", type=Path, help="a folder of `run` whose surveys have asked at least once")
+    surveys.add_argument("--to", type=Path, default=SURVEYS)
     surface = commands.add_parser("surface")
     surface.add_argument("--rows", type=Path, default=ROWS, help="the rows of all sessions")
     surface.add_argument("--out", type=Path, default=SURFACE)
@@ -70,7 +76,7 @@ def options() -> argparse.ArgumentParser:
     table = commands.add_parser("table")
     table.add_argument("out", type=Path, nargs="?", help="a folder whose rows are put to the others first")
     table.add_argument("--rows", type=Path, default=ROWS, help="the rows of all sessions")
-    table.add_argument("--json", type=Path, default=HERE / "results" / "cifar10.json")
+    table.add_argument("--json", type=Path, default=RESULTS / "cifar10.json")
     table.add_argument("--markdown", type=Path, default=HERE / "cifar10.md")
     table.add_argument("--tiny", action="store_true")
     return parser
@@ -90,6 +96,11 @@ def plan(todo: list[Job], done: set[str]) -> None:
         print(f"{'done ' if job.name in done else ''}{job.name:34s} {job.epochs:7.1f} {total:9.1f}")
 
 
+def known(path: Path, otherwise: Any) -> Any:
+    """What a file of results holds."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else otherwise
+
+
 def main() -> None:
     """Parse and call."""
     asked = options().parse_args()
@@ -98,14 +109,20 @@ def main() -> None:
 
         if asked.out is not None:
             print(f"{add_rows(asked.rows, read_rows(asked.out))} rows added to {asked.rows}")
-        surface = json.loads(SURFACE.read_text(encoding="utf-8")) if SURFACE.is_file() and not asked.tiny else {}
-        write(asked.rows, asked.json, asked.markdown, asked.tiny, surface)
+        more = {} if asked.tiny else {"surface": known(SURFACE, {}), "surveys": known(SURVEYS, [])}
+        write(asked.rows, asked.json, asked.markdown, asked.tiny, **more)
+        return
+    if asked.command == "surveys":
+        from study.surveys import collect
+
+        asked.to.write_text(json.dumps(collect(asked.out / "runs")) + "\n", encoding="utf-8")
         return
     if asked.command == "surface":
         from study.surface import what_if
 
         rows = [r for r in finished(read_rows(asked.rows)).values() if r.get("size") == "1.5M"]
-        asked.out.write_text(json.dumps(what_if(rows, FULL["1.5M"], asked.seeds), indent=1) + "\n", encoding="utf-8")
+        found = what_if(rows, known(SURVEYS, []), FULL["1.5M"], asked.seeds)
+        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         return
     if asked.command == "run":
         asked.data = asked.data.resolve()

@@ -13,20 +13,34 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import cifar10
+import study.bends as bends
 import study.queue
 import study.surface as surface
+import study.surveys as surveys
 import study.tables
 from study.sizes import FULL
+
+from tailorvit.families import family
+from tailorvit.rng import generator
+from tailorvit.runs import Run
+from tailorvit.seek.survey import candidates, wider
 
 SIZE = FULL["1.5M"]
 TRUE = {"depth": 0.8, "mlp": 1.8, "heads": -0.1, "embed": 3.9}
 BIAS = {"depth": -0.6, "mlp": -1.5, "heads": 1.1, "embed": -1.9}
 
 
-def height(arch, bend=-0.9):
+BEND = -0.9  # of depth, counted from 12 blocks
+
+
+def height(arch):
     each = surface.logs(arch)
-    gains = sum(g * v for g, v in zip(TRUE.values(), each))
-    return 40 + gains + bend * (each[0] - surface.BEND) ** 2
+    return 40 + sum(g * v for g, v in zip(TRUE.values(), each)) + BEND * (each[0] - math.log2(12)) ** 2
+
+
+def slopes_at(at):
+    """Points a doubling of the truth."""
+    return np.array([*TRUE.values()]) + 2 * BEND * (at[0] - math.log2(12)) * np.eye(4)[0]
 
 
 def rows_of(noise=0.0, count=40, seed=0):
@@ -39,8 +53,7 @@ def rows_of(noise=0.0, count=40, seed=0):
         rows.append({"case": "x", "seed": i, "arch": arch, "test": percent, "search": percent, "slopes": []})
     space = SIZE.first()
     at = surface.middle(space)
-    true = np.array([*TRUE.values()])
-    true[0] -= 1.8 * (at[0] - surface.BEND)
+    true = slopes_at(at)
     for seed in range(3):
         slopes = []
         for k, v, gain, off in zip(surface.KEYS, at, true, BIAS.values()):
@@ -48,17 +61,45 @@ def rows_of(noise=0.0, count=40, seed=0):
             off += rng.normal(0, noise / 10)
             slopes.append({"t": 0, "dim": k, "shift": space[k].shift, "z_step": (gain + off) * step})
         path = [{"t": 0, "step": 0, "space": space.to_dict()}]
-        rows.append({"case": "d s4", "seed": seed, "slopes": slopes, "path": path})
+        rows.append({"case": "d s4", "seed": seed, "slopes": slopes, "path": path, "decisions": []})
     return rows
 
 
 def test_a_surface_is_found_again_with_errors_that_hold():
-    found = surface.fit(rows_of())
-    assert found.slopes == pytest.approx([*TRUE.values()]) and found.bend == pytest.approx(-0.9)
+    found, place = surface.fit(rows_of()), surface.middle(SIZE.first())
+    assert found.slopes_at(place) == pytest.approx(slopes_at(place))
+    assert found.bends == pytest.approx([BEND, 0, 0, 0], abs=1e-6) and (found.bends[1:] == 0).all()
     assert found.deviation < 1e-9 and found.networks == 40
-    away = [(f := surface.fit(rows_of(0.8, seed=s))).slopes - [*TRUE.values()] for s in range(40)]
-    assert np.std(away, axis=0) == pytest.approx(f.errors, rel=0.5)
+    arch = {"depth": 7, "mlp": 3, "heads": 2, "embed": 90}
+    assert found.at(surface.logs(arch)) == pytest.approx(height(arch))
+    fits = [surface.fit(rows_of(0.4, count=120, seed=s)) for s in range(40)]
+    away = [f.slopes_at(place) - slopes_at(place) for f in fits]
+    assert np.std(away, axis=0) == pytest.approx(np.mean([f.errors_at(place) for f in fits], axis=0), rel=0.4)
     assert surface.fit(rows_of(count=10)) is None
+
+
+def test_bends_are_fitted_where_networks_show_them_and_seldom_elsewhere():
+    rng = np.random.default_rng(0)
+    wrong = right = 0
+    for _ in range(40):
+        places = rng.uniform(-1, 1, (60, 4))
+        values = 70 + places @ [1.0, 2, 0, 3] - 3 * places[:, 3] ** 2 + rng.normal(0, 0.7, 60)
+        found = bends.fit(places, values).bends
+        right += bool(found[3])
+        wrong += int(np.count_nonzero(found[:3]))
+    assert right == 40 and wrong < 0.35 * 120
+    few = bends.fit(places[:7], values[:7])  # too few for any bend
+    assert not few.bends.any() and few.deviation > 0
+
+
+def test_groups_have_constants_of_their_own_and_share_slopes():
+    rng = np.random.default_rng(1)
+    places, of = rng.uniform(-1, 1, (30, 4)), [0] * 10 + [1] * 10 + [2] * 10
+    values = places @ [1.0, 2, 0, 3] + np.array([60.0, 63, 66])[of]
+    found = bends.fit(places, values, of)
+    assert found.slopes == pytest.approx([1, 2, 0, 3], abs=1e-6) and found.deviation < 1e-9
+    assert found.at(np.zeros(4)) == pytest.approx(63)
+    assert bends.fit(places, values).deviation > 1
 
 
 def test_half_rates_and_a_network_found_twice_do_not_count():
@@ -83,12 +124,15 @@ def test_what_supernets_share_is_their_bias_and_chance_says_how_likely_it_is():
 
 def test_s4_gains_by_right_slopes_and_loses_by_biased_ones():
     way = "sized by the middle, three moves"
-    found = surface.what_if(rows_of(0.3), SIZE, seeds=2, ways=(way,))
+    found = surface.what_if(rows_of(0.3), [], SIZE, seeds=2, ways=(way,))
     by = found["ways"][way]
     assert by["right"][0] > found["first"] and by["right"][0] > by["bias"][0] + 1
     assert len(by["spread"]) == 2 and not found["surveys"]
-    text = surface.told({**found, "surveys": {"8 members": [1.0, 3.0]}}, study.tables.grid)
-    assert f"{by['right'][0]:.1f}" in text and "| 8 members | 2.0 ± 1.4 |" in text
+    text = surface.told(found, study.tables.grid)
+    assert f"{by['right'][0]:.1f}" in text and "Surveys ask" not in text
+    short = {"slopes": TRUE, "errors": TRUE, "networks": 9, "deviation": 1.25}
+    text = surface.told({**found, "short": short, "surveys": {"8 members": {"3": [1.0, 3.0]}}}, study.tables.grid)
+    assert "| 8 members | 2.0 ± 1.4 |" in text and "surveys' members, 9" in text and "the 1.25 points" in text
     assert surface.told({}, study.tables.grid) == "Not run yet."
 
 
@@ -97,8 +141,57 @@ def test_the_stored_figures_are_those_of_the_stored_rows():
     kept = json.loads(cifar10.SURFACE.read_text())
     rows = [r for r in study.queue.finished(study.queue.read_rows(cifar10.ROWS)).values() if r.get("size") == "1.5M"]
     way = "as in the paper, three moves"
-    made = json.loads(json.dumps(surface.what_if(rows, SIZE, seeds=1, ways=(way,))))
-    for key in ("networks", "deviation", "slopes", "errors", "bias", "spread", "chance", "first", "hand"):
+    asked = json.loads(cifar10.SURVEYS.read_text())
+    made = json.loads(json.dumps(surface.what_if(rows, asked, SIZE, seeds=1, ways=(way,))))
+    for key in ("networks", "deviation", "slopes", "errors", "bends", "bias", "spread", "chance", "first", "hand"):
         assert made[key] == pytest.approx(kept[key]), key
+    for key in ("networks", "deviation", "slopes", "bends", "errors"):
+        assert made["short"][key] == pytest.approx(kept["short"][key]), key
+    for (name, percent), (other, value) in zip(made["summit"], kept["summit"], strict=True):
+        assert name == other and percent == pytest.approx(value)
     assert made["ways"][way]["right"] == kept["ways"][way]["right"]
     assert made["ways"][way]["both"][0] == kept["ways"][way]["both"][0]
+
+
+def test_a_survey_is_read_from_its_run_folder_and_agrees_with_what_it_was_told(tmp_path):
+    """Members scored by the truth: slopes must be the truth's, along the limit too; biased ones must not."""
+    space, entry = SIZE.first(), family("vit")
+    region = wider(space, 4, surface.KEYS)
+    drawn = candidates(space, space.dims, region, SIZE.meter(), 400, generator(0, "x"))[:16]
+    with Run.create(tmp_path / "runs" / "g-s4-survey-5", "seed = 5\n", {}) as run:
+        run.record_trials("slopes-0", [{"arch": a, "accuracy": height(a.to_dict())} for a in drawn])
+        run.record_trials("search", [{"arch": drawn[0], "accuracy": 1.0}])
+        for t, gamma in enumerate(({"depth": -1, "embed": 1}, {"embed": 1})):
+            run.record_decision(t, {"t": t, "kind": "move", "gamma": gamma, "sentence": "moved"})
+        run.record_decision(2, {"t": 2, "kind": "stop", "gamma": {}, "sentence": "stayed"})
+    (found,) = surveys.collect(tmp_path / "runs")
+    assert found["seed"] == 5 and len(found["members"]) == 16 and len(found["moves"]) == 2
+    assert all(entry.arch({"family": "vit", **m["arch"]}) == a for m, a in zip(found["members"], drawn))
+    whole = surface.fit(rows_of(0.05))
+    z, _ = surveys.slopes_of(found, space)
+    assert min(surveys.agreement(z, whole, space, SIZE)) > 0.9
+    step = surface.doublings_a_step(space)
+    off = z + np.array([*BIAS.values()]) * step
+    both, along = surveys.agreement(off, whole, space, SIZE)
+    assert along < 0.3 < both  # larger is better, that much it knows
+    text = surveys.told([found], rows_of(0.05), SIZE, study.tables.grid)
+    assert "depth -1 embed +1, then embed +1 |" in text and "Mean cosines: 1 surveys" in text
+    assert surveys.told([], rows_of(), SIZE, study.tables.grid) == "Not run yet."
+
+
+def test_parameters_a_step_are_those_of_neighbouring_members():
+    space = SIZE.first()
+    found = dict(zip(surface.KEYS, surveys.params_a_step(space, SIZE)))
+    values = {"family": "vit", "mlp": 4, "heads": 3, "embed": 80}  # the middle choices
+    low, high = (SIZE.meter().cost("params", family("vit").arch({**values, "depth": d})) for d in (12, 13))
+    assert found["depth"] == high - low
+
+
+def test_the_stored_surveys_are_whole():
+    kept = json.loads(cifar10.SURVEYS.read_text())
+    assert [s["seed"] for s in kept] == [0, 1, 2]
+    for s in kept:
+        assert sum(m["stage"] == "slopes-0" for m in s["members"]) == 16 and len(s["moves"]) >= 3
+        for m in s["members"]:
+            arch = family("vit").arch({"family": "vit", **m["arch"]})
+            assert SIZE.meter().cost("params", arch) == m["params"]

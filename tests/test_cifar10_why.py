@@ -211,8 +211,8 @@ def test_the_stored_rows_are_good_and_make_the_stored_tables(tmp_path):
     assert study.queue.usable(rows, list(by_name().values())) == rows, "the defaults go on with what is there"
     page = (cifar10.HERE / "cifar10.md").read_text(encoding="utf-8")
     (tmp_path / "page.md").write_text(page, encoding="utf-8")
-    known = json.loads(cifar10.SURFACE.read_text())
-    study.tables.write(cifar10.ROWS, tmp_path / "all.json", tmp_path / "page.md", tiny=False, surface=known)
+    more = {name: json.loads(getattr(cifar10, name.upper()).read_text()) for name in ("surface", "surveys")}
+    study.tables.write(cifar10.ROWS, tmp_path / "all.json", tmp_path / "page.md", tiny=False, **more)
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == page, "python benchmarks/cifar10.py table"
     made, kept = (json.loads(p.read_text()) for p in (tmp_path / "all.json", cifar10.HERE / "results" / "cifar10.json"))
     assert made["rows"] == kept["rows"] and made["why"] == kept["why"]

@@ -71,7 +71,7 @@ CASES: dict[str, Table] = {
     # Own trainings of members from far around, asked once: their slopes have no supernet's bias.
     "g s4 survey": {
         **S4,
-        "s4": {"design": "survey", "survey": 16, "reach": 4, "sized_by": "middle", "iterations": 8},
+        "s4": {"design": "survey", "survey": 16, "reach": 4, "sized_by": "middle"},
         "seek": {"evaluator": "training", "train_epochs": 8},  # a training must be long enough to be a judge
     },
     "g s4 sandwich": {**WARM, "train": {"rule": "sandwich"}},

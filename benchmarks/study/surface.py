@@ -1,7 +1,8 @@
 """What S4 would find on CIFAR-10 by right supernets: the real method on a surface through all trained networks.
 
-The surface is accuracy over the logarithms of depth, ratio, heads and width, with a bend in depth; supernets are off it
-by a slope that all of them share (bias) and one of their own (spread), both measured. Each can be left out.
+The surface is accuracy over the logarithms of depth, ratio, heads and width, bent where the networks show it; supernets
+are off it by a slope that all of them share (bias) and one of their own (spread), both measured. Each can be left out.
+A survey's members are trained half as long: what they say comes from a surface of their own, with its own noise.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from study import bends
+from study.bends import Surface
 from study.sizes import Size, uniform
 from study.slopes import space_at
 from study.why import unseen
@@ -27,7 +29,6 @@ from tailorvit.space import Space
 
 Table = dict[str, Any]
 KEYS = ("depth", "mlp", "heads", "embed")
-BEND = math.log2(12)  # the depth the bend is counted from: that of (a)
 PLAIN = ("d s4", "e s4 warm", "g s4 sized by middle")  # runs whose slopes are a supernet's own, size and all
 JUDGES = ("right", "spread", "bias", "both")
 
@@ -37,31 +38,6 @@ def logs(arch: Table) -> Floats:
     return np.array([math.log2(float(np.mean(arch[k]))) for k in KEYS])
 
 
-@dataclass(frozen=True)
-class Surface:
-    """Points of accuracy: a constant, a slope a doubling for each dimension, and a bend in depth."""
-
-    constant: float
-    slopes: Floats
-    bend: float
-    covariance: Floats  # of the four slopes and the bend
-    deviation: float  # of one network from it
-    networks: int
-
-    @property
-    def errors(self) -> Floats:
-        """Standard errors of the slopes."""
-        return np.asarray(np.sqrt(np.diag(self.covariance)[:4]))
-
-    def at(self, doublings: Floats) -> float:
-        """Percent."""
-        return float(self.constant + self.slopes @ doublings + self.bend * (doublings[0] - BEND) ** 2)
-
-    def slopes_at(self, doublings: Floats) -> Floats:
-        """Points a doubling, the bend included."""
-        return self.slopes + np.array([2 * self.bend * (doublings[0] - BEND), 0, 0, 0])
-
-
 def trained(rows: Sequence[Table]) -> list[Table]:
     """Rows of networks trained at the study's rate; two methods that found and trained the same one count once."""
     found = {(str(r["arch"]), r["seed"]): r for r in rows if "test" in r and r["case"] != "noise half rate"}
@@ -69,18 +45,11 @@ def trained(rows: Sequence[Table]) -> list[Table]:
 
 
 def fit(rows: Sequence[Table]) -> Surface | None:
-    """Least squares through all of them; None while there are too few."""
+    """The surface through all of them; None while there are too few."""
     some = trained(rows)
     if len(some) < 25:
         return None
-    each = np.array([logs(r["arch"]) for r in some])
-    plan: Floats = np.column_stack([np.ones(len(some)), each, (each[:, 0] - BEND) ** 2])
-    values: Floats = np.array([unseen(r) for r in some])
-    found = np.linalg.lstsq(plan, values, rcond=None)[0]
-    rest = values - plan @ found
-    variance = float(rest @ rest) / (len(some) - plan.shape[1])
-    covariance = variance * np.linalg.inv(plan.T @ plan)[1:, 1:]
-    return Surface(float(found[0]), found[1:5], float(found[5]), covariance, math.sqrt(variance), len(some))
+    return bends.fit(np.array([logs(r["arch"]) for r in some]), np.array([unseen(r) for r in some]))
 
 
 def middle(space: Space) -> Floats:
@@ -88,20 +57,26 @@ def middle(space: Space) -> Floats:
     return np.array([math.log2((float(space[k].low) + float(space[k].high)) / 2) for k in KEYS])
 
 
-def supernets(rows: Sequence[Table]) -> list[tuple[Floats, Floats]]:
-    """(middle of a space, points a doubling) by every supernet that measured plain slopes; each supernet once."""
-    found: dict[tuple[str, int], tuple[Floats, Floats]] = {}
+def judged(rows: Sequence[Table]) -> list[tuple[int, int, Space, Floats]]:
+    """(seed, step, space, points a step) of every supernet that measured plain slopes; each supernet once."""
+    found: dict[tuple[Any, ...], tuple[int, int, Space, Floats]] = {}
     for r in (r for r in rows if r["case"] in PLAIN):
         for t in sorted({s["t"] for s in r["slopes"]}):
-            space = space_at(r, t)
-            if space is None:
-                continue
-            per = {s["dim"]: (float(s["z_step"]), float(s["shift"])) for s in r["slopes"] if s["t"] == t}
-            at = middle(space)
-            step = [math.log2(1 + per[k][1] / 2**v) for k, v in zip(KEYS, at)]  # doublings in one step up
-            slopes = np.array([per[k][0] / s for k, s in zip(KEYS, step)])
-            found.setdefault((str(slopes.round(6).tolist()), r["seed"]), (at, slopes))
+            by, space = {s["dim"]: float(s["z_step"]) for s in r["slopes"] if s["t"] == t}, space_at(r, t)
+            if space is not None:
+                z = np.array([by[k] for k in KEYS])
+                found.setdefault((r["seed"], *z.round(6)), (r["seed"], t, space, z))
     return list(found.values())
+
+
+def doublings_a_step(space: Space) -> Floats:
+    """In the middle of a space, one step up."""
+    return np.array([math.log2(1 + float(space[k].shift) / 2**v) for k, v in zip(KEYS, middle(space))])
+
+
+def supernets(rows: Sequence[Table]) -> list[tuple[Floats, Floats]]:
+    """(middle of a space, points a doubling) by every supernet."""
+    return [(middle(space), z / doublings_a_step(space)) for _, _, space, z in judged(rows)]
 
 
 def errors_of(surface: Surface, judged: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
@@ -116,12 +91,15 @@ def chance(surface: Surface, judged: Sequence[tuple[Floats, Floats]]) -> tuple[f
     Both sides count: how well the surface knows its slopes where the spaces are, and how far supernets lie apart.
     """
     off = np.array([slopes - surface.slopes_at(at) for at, slopes in judged])
-    where = np.mean([at for at, _ in judged], axis=0)
-    to_slopes = np.column_stack([np.eye(4), [2 * (where[0] - BEND), 0, 0, 0]])
-    doubt = to_slopes @ surface.covariance @ to_slopes.T + np.cov(off, rowvar=False) / len(off)
+    doubt = surface.doubt_at(middles(judged)) + np.cov(off, rowvar=False) / len(off)
     mean = off.mean(axis=0)
     square = float(mean @ np.linalg.solve(doubt, mean))
     return square, math.exp(-square / 2) * (1 + square / 2)
+
+
+def middles(judged: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """The mean of the spaces that supernets judged."""
+    return np.asarray(np.mean([at for at, _ in judged], axis=0))
 
 
 def best_in(space: Space, surface: Surface, meter: Meter, draws: int = 200) -> tuple[float, Arch] | None:
@@ -148,7 +126,7 @@ def supernet(surface: Surface, bias: Floats, spread: Floats) -> Callable[[int], 
 
 
 def own_training(surface: Surface) -> Callable[[int], Any]:
-    """By seed: members' own trainings, off the surface by as much as the networks it goes through."""
+    """By seed: members' own trainings, off their surface by as much as those it goes through."""
 
     def of(seed: int) -> Any:
         def evaluator(_space: Space, t: int) -> Callable[[Sequence[Arch]], list[float]]:
@@ -172,23 +150,28 @@ WAYS: dict[str, tuple[str, Table]] = {  # the start and the settings
     "the same from the shallow start": ("shallow", MIDDLE),
     "the same from the deep start": ("deep", MIDDLE),
 }
-SURVEYS = ((16, 2), (16, 4), (24, 2), (24, 4))  # members, reach
+SURVEYS = ((16, 2), (16, 4), (32, 4))  # members, reach
+MOVES = (3, 4, 6, 8)
 
 
-def what_if(rows: Sequence[Table], size: Size, seeds: int = 10, ways: Sequence[str] = tuple(WAYS)) -> Table:
+def what_if(
+    rows: Sequence[Table], surveys: Sequence[Table], size: Size, seeds: int = 10, ways: Sequence[str] = tuple(WAYS)
+) -> Table:
     """The best network by the surface after every way of moving, by supernets with and without each error."""
     surface, judged = fit(rows), supernets(rows)
     if surface is None or len(judged) < 3:
         return {}
     bias, spread = errors_of(surface, judged)
-    none, meter = np.zeros(len(KEYS)), size.meter()
+    none, meter, where = np.zeros(len(KEYS)), size.meter(), middles(judged)
     errors = {"right": (none, none), "spread": (none, spread), "bias": (bias, none), "both": (bias, spread)}
     found: Table = {}
 
+    def best(spaces: Sequence[Space]) -> list[float]:
+        all_of = [best_in(space, surface, meter) for space in spaces]
+        return [round(b[0], 2) for b in all_of if b is not None]
+
     def reached(start: str, settings: S4Settings, judge: Callable[[int], Any], count: int) -> list[float]:
-        ends = [seek(size.first(start), meter, judge(seed), settings, seed)[0] for seed in range(count)]
-        best = [best_in(space, surface, meter) for space in ends]
-        return [round(b[0], 2) for b in best if b is not None]
+        return best([seek(size.first(start), meter, judge(seed), settings, seed)[0] for seed in range(count)])
 
     for name in ways:
         start, more = WAYS[name]
@@ -196,30 +179,46 @@ def what_if(rows: Sequence[Table], size: Size, seeds: int = 10, ways: Sequence[s
             judge: reached(start, S4Settings(pairs=20, **more), supernet(surface, b, s), seeds if s.any() else 1)
             for judge, (b, s) in errors.items()
         }
-    surveys = {
-        f"{count} members, reach {reach}": reached(
-            "s4",
-            S4Settings(design="survey", survey=count, reach=reach, **MIDDLE),
-            own_training(surface),
-            seeds,
-        )
-        for count, reach in (SURVEYS if len(ways) == len(WAYS) else ())
-    }
+    short, by_surveys = through_surveys(surveys), {}
+    for count, reach in SURVEYS if short and len(ways) == len(WAYS) else ():
+        for moves in MOVES:
+            how = S4Settings(design="survey", survey=count, reach=reach, sized_by="middle", iterations=moves)
+            name = f"{count} members, reach {reach}"
+            by_surveys.setdefault(name, {})[str(moves)] = reached("s4", how, own_training(short), seeds)
     return {
         "networks": surface.networks,
         "deviation": surface.deviation,
-        "slopes": dict(zip(KEYS, surface.slopes.tolist())),
-        "errors": dict(zip(KEYS, surface.errors.tolist())),
-        "bend": surface.bend,
+        "slopes": dict(zip(KEYS, surface.slopes_at(where).tolist())),
+        "errors": dict(zip(KEYS, surface.errors_at(where).tolist())),
+        "bends": dict(zip(KEYS, surface.bends.tolist())),
+        "short": short
+        and {"networks": short.networks, "deviation": short.deviation}
+        | {"slopes": dict(zip(KEYS, short.slopes_at(where).tolist())), "bends": dict(zip(KEYS, short.bends.tolist()))}
+        | {"errors": dict(zip(KEYS, short.errors_at(where).tolist()))},
+        "where": [2**v for v in where],
         "supernets": len(judged),
         "bias": dict(zip(KEYS, bias.tolist())),
         "spread": dict(zip(KEYS, spread.tolist())),
         "chance": chance(surface, judged),
         "first": best_in(size.first(), surface, meter)[0],  # type: ignore[index]
         "hand": surface.at(logs(uniform(*size.hand))),
+        "summit": [[str(s), surface.at(logs(_arch(*s)))] for s in size.summit],
         "ways": found,
-        "surveys": surveys,
+        "surveys": by_surveys,
     }
+
+
+def _arch(depth: int, embed: int, heads: int, mlp: float) -> Table:
+    return {"depth": depth, "embed": embed, "heads": heads, "mlp": mlp}
+
+
+def through_surveys(surveys: Sequence[Table]) -> Surface | None:
+    """The surface through all members of surveys, each survey with a constant of its own: seeds split images anew."""
+    if not surveys:
+        return None
+    members = [(s["seed"], m) for s in surveys for m in s["members"]]
+    places = np.array([logs(m["arch"]) for _, m in members])
+    return bends.fit(places, np.array([m["percent"] for _, m in members]), [seed for seed, _ in members])
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -231,19 +230,35 @@ def told(found: Table, grid: Callable[..., str]) -> str:
     """The surface, what supernets say of it, and the ways over it."""
     if not found:
         return "Not run yet."
-    by = [{k: f"{found[name][k]:.2f}" for k in KEYS} for name in ("errors", "spread")]
-    lines = [[k, f"{found['slopes'][k]:+.2f} ± {by[0][k]}", f"{found['bias'][k]:+.2f}", by[1][k]] for k in KEYS]
-    networks, nets = f"surface, {found['networks']} networks", f"bias of {found['supernets']} supernets"
-    head = ("points a doubling", networks, nets, "spread")
+    by, short = {name: {k: f"{found[name][k]:.2f}" for k in KEYS} for name in ("errors", "spread")}, found["short"]
+    bent = {k: f"{v:+.2f}" if v else "-" for k, v in found["bends"].items()}
+    lines = [
+        [k, f"{found['slopes'][k]:+.2f} ± {by['errors'][k]}", bent[k], f"{found['bias'][k]:+.2f}", by["spread"][k]]
+        + ([f"{short['slopes'][k]:+.2f} ± {short['errors'][k]:.2f}"] if short else [])
+        for k in KEYS
+    ]
+    head = [
+        "points a doubling",
+        f"surface, {found['networks']} networks",
+        "bend",
+        f"bias of {found['supernets']} supernets",
+    ]
+    head += ["spread"] + ([f"surveys' members, {short['networks']}"] if short else [])
+    depth, mlp, heads, embed = found["where"]
     text = grid(head, lines) + (
-        f"\n\nDepth bends by {found['bend']:+.2f} (doublings from 12 blocks, squared). One network lies "
-        f"{found['deviation']:.2f} points off the surface. The bias is none of chance: chi-squared "
-        f"{found['chance'][0]:.0f} on 4 degrees of freedom (p = {found['chance'][1]:.0e}, if supernets were "
-        f"independent). By the surface (a) has {found['hand']:.1f} %, the best member of the first space "
+        f"\n\nSlopes at the mean middle of the supernets' spaces: {depth:.1f} blocks, ratio {mlp:.1f}, {heads:.1f} "
+        f"heads, width {embed:.0f}. One network lies {found['deviation']:.2f} points off the surface. The bias is none "
+        f"of chance: chi-squared {found['chance'][0]:.0f} on 4 degrees of freedom (p = {found['chance'][1]:.0e}, if "
+        f"supernets were independent). By the surface (a) has {found['hand']:.1f} %, the best of the first space "
         f"{found['first']:.1f} %; what S4 finds:\n\n"
     )
     ways = [[name, *(_mean(by[j]) for j in JUDGES)] for name, by in found["ways"].items()]
     text += grid(("S4", "right slopes", "with spread", "with bias", "with both, as measured"), ways)
-    surveys = [[name, _mean(values)] for name, values in found["surveys"].items()]
-    head = ("S4 by a survey, sized by the middle, eight moves", "own trainings with their noise", "", "")
-    return f"{text}\n\n{grid(head[:2], surveys)}"
+    surveys = [[name, *(_mean(values) for values in by.values())] for name, by in found["surveys"].items()]
+    if not surveys:
+        return text
+    head = ["S4 by a survey, sized by the middle", *(f"{m} moves" for m in MOVES)]
+    return (
+        f"{text}\n\n{grid(head, surveys)}\n\nSurveys ask the surface through their own members, with the "
+        f"{short['deviation']:.2f} points that one of these lies off it; what they find is judged by the other."
+    )

@@ -19,6 +19,7 @@ from study.ranks import study
 from study.sizes import FULL, TINY, Size
 from study.slopes import stability
 from study.surface import told as surface_told
+from study.surveys import told as surveys_told
 from study.why import chance, compare, lengths, seeds_apart, told
 
 Table = dict[str, Any]
@@ -156,17 +157,17 @@ def paths(rows: Sequence[Table]) -> str:
     return grid(head, lines)
 
 
-def landscape(rows: Sequence[Table]) -> str:
-    """Uniform networks at the limit, from shallow to deep, the hand-designed one among them."""
-    some = [r for r in rows if r["case"] in ("landscape", "a hand-designed")]
+def landscape(rows: Sequence[Table], cases: Sequence[str]) -> str:
+    """Uniform networks at the limit, from shallow to deep."""
     shapes: dict[tuple[Any, ...], list[Table]] = {}
-    for r in some:
-        shapes.setdefault((r["arch"]["depth"], r["arch"]["embed"], r["arch"]["heads"][0]), []).append(r)
+    for r in (r for r in rows if r["case"] in cases):
+        arch = r["arch"]
+        shapes.setdefault((arch["depth"], arch["embed"], arch["heads"][0], f"{arch['mlp'][0]:g}"), []).append(r)
     lines = [
-        [d, e, h, mean([r["params"] for r in g], "{:,.0f}", False), len(g), mean([r["test"] for r in g])]
-        for (d, e, h), g in sorted(shapes.items())
+        [*shape, mean([r["params"] for r in g], "{:,.0f}", False), len(g), mean([r["test"] for r in g])]
+        for shape, g in sorted(shapes.items())
     ]
-    return grid(("depth", "embed", "heads", "parameters", "seeds", "test %"), lines)
+    return grid(("depth", "embed", "heads", "ratio", "parameters", "seeds", "test %"), lines)
 
 
 def ranks(found: Table) -> str:
@@ -236,7 +237,14 @@ def travels(rows: Sequence[Table]) -> str:
     return grid(head, lines)
 
 
-def write(place: Path, json_path: Path, markdown: Path, tiny: bool, surface: Table | None = None) -> None:
+def write(
+    place: Path,
+    json_path: Path,
+    markdown: Path,
+    tiny: bool,
+    surface: Table | None = None,
+    surveys: Sequence[Table] = (),
+) -> None:
     """Write the JSON and put the tables between the marks of the page."""
     found, sizes = read_rows(place), TINY if tiny else FULL
     same = found[0].get("settings") if found else None
@@ -257,7 +265,9 @@ def write(place: Path, json_path: Path, markdown: Path, tiny: bool, surface: Tab
         "Chance of one training": chance(small, grid),
         "S4 on a surface through all trained networks": surface_told(surface or {}, grid),
         "Longer supernets in that space, no move": lengths(small, grid),
-        "Uniform networks at the limit": landscape(small),
+        "What surveys say of the first space, and where they led": surveys_told(surveys, small, sizes["1.5M"], grid),
+        "Networks that a surface through 43 networks called best": landscape(small, ("summit",)),
+        "Uniform networks at the limit": landscape(small, ("landscape", "a hand-designed")),
         "The way of the space, and errors of its members with inherited weights": paths(moving),
         "What knows retrained accuracy": ranks(ranked),
         "Slopes: step or raw, and their noise": slope_text,
