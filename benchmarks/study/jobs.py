@@ -276,9 +276,10 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     for k in range(asked.slopes):
         for units in ("step", "raw"):
             todo.plain(f"slopes {units}", 0, None, f"slopes-{units}-{k}", needs="d-s4-0", pick=(f"next_{units}", k))
-    todo.travel("x2", ("shallow", "deep"))
+    todo.lengths(0)
     for seed in (0, 1, 2):
         todo.again(seed, ("g s4 survey",), 1)
+    todo.travel("x2", ("shallow", "deep"))
     for seed in (1, 2):
         todo.study(seed, ("g s4 sized by middle",))
     for seed in (0, 1, 2):
@@ -295,7 +296,6 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.travel("adaptive", ("s4",))
     todo.add("g s4 far 6M", 0, CASES["g s4 far"], "6M")
     todo.study(0, ("g s4 beyond size", "g s4 alike", "g s4 training"))
-    todo.lengths(0)
     todo.truth(1)
     todo.study(0, ("g s4 anchors", "g s4 raw slopes", "g s4 sandwich"))
     for seed in (1, 2):

@@ -18,9 +18,11 @@ from study.queue import finished, read_rows
 from study.ranks import study
 from study.sizes import FULL, TINY, Size
 from study.slopes import stability
+from study.surface import best_in, fit
 from study.surface import told as surface_told
 from study.surveys import told as surveys_told
 from study.why import chance, compare, lengths, seeds_apart, told
+from tailorvit.space import Space
 
 Table = dict[str, Any]
 MARKS = ("<!-- tables -->", "<!-- end of tables -->")
@@ -223,17 +225,20 @@ def next_spaces(rows: Sequence[Table]) -> str:
     return grid(("slopes", "members", "parameters", "test %", "best"), lines)
 
 
-def travels(rows: Sequence[Table]) -> str:
-    """How far S4 went from three starts, and what was found there."""
-    lines = []
+def travels(rows: Sequence[Table], size: Size) -> str:
+    """How far S4 went from three starts, what was found there, and what the surface says of both ends."""
+    lines, surface, meter = [], fit(rows), size.meter()
     for row in [r for r in rows if r["case"].startswith("travel")]:
         _, start, mode = row["case"].split()
         gone = sum(sum(map(abs, d["gamma"].values())) for d in row["decisions"] if d["kind"] == "move")
         moved = sum(d["kind"] == "move" for d in row["decisions"])
-        ends = [_span(row["path"][0]["space"]), _span(row["path"][-1]["space"])]
-        figures = [f"{row['params']:,}", f"{row['test']:.2f}", f"{row['search_seconds']:.0f}"]
-        lines.append([start, mode, moved, gone * (2 if mode == "x2" else 1), *ends, *figures])
-    head = ("start", "steps", "moves", "grid steps in all", "from", "to", "parameters", "test %", "search, s")
+        spaces = [row["path"][0]["space"], row["path"][-1]["space"]]
+        best = [best_in(Space.from_dict(s), surface, meter) if surface else None for s in spaces]
+        there = " to ".join("-" if b is None else f"{b[0]:.1f}" for b in best)
+        figures = [f"{row['params']:,}", f"{row['test']:.2f}", there, f"{row['search_seconds']:.0f}"]
+        lines.append([start, mode, moved, gone * (2 if mode == "x2" else 1), *map(_span, spaces), *figures])
+    head = ("start", "steps", "moves", "grid steps in all", "from", "to", "parameters", "test %")
+    head += ("best within, by the surface", "search, s")
     return grid(head, lines)
 
 
@@ -272,7 +277,7 @@ def write(
         "What knows retrained accuracy": ranks(ranked),
         "Slopes: step or raw, and their noise": slope_text,
         "Spaces that step and raw slopes choose": next_spaces(small),
-        "Travel": travels(small),
+        "Travel": travels(small, sizes["1.5M"]),
         "Jobs that failed": grid(("job", "why"), list(lost.items())) if lost else "None.",
     }
     text = "\n\n".join(f"### {title}\n\n{body}" for title, body in parts.items())
