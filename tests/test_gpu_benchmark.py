@@ -188,6 +188,15 @@ def test_a_later_run_replaces_what_it_measured_and_curves_come_from_their_points
     assert "| step against tokens | graphs | 10: 3.0, 1000: 300.0 | 1.00 |" in text
 
 
+def test_ten_passes_over_files_are_one_slow_one_and_nine_fast_ones():
+    same = {"side": 224, "batch": 128, "augment": "mild", "host_ms": 10.0}
+    speeds = {speed.show.LATER: 3000.0, "kept": 9000.0, speed.show.FIRST: 1000.0}
+    measured = [{"images": k, "per_second": v, **same} for k, v in speeds.items()]
+    lines = speed.show.data([{"section": "input", "what": "x", "variant": "", "rows": measured}]).splitlines()[2:]
+    assert lines[0].startswith("| kept |") and len(lines) == 4
+    assert "| files, 10 passes, from these | 224 | 128 | mild | 2,500 | 10.00 | - |" in lines
+
+
 def test_the_tables_of_the_page_are_those_of_its_files():
     home = ROOT / "benchmarks"
     text = (home / "README.md").read_text().partition(speed.show.MARKS[0])[2].partition(speed.show.MARKS[1])[0].strip()
