@@ -186,15 +186,8 @@ def what_if(
             name = f"{count} members, reach {reach}"
             by_surveys.setdefault(name, {})[str(moves)] = reached("s4", how, own_training(short), seeds)
     return {
-        "networks": surface.networks,
-        "deviation": surface.deviation,
-        "slopes": dict(zip(KEYS, surface.slopes_at(where).tolist())),
-        "errors": dict(zip(KEYS, surface.errors_at(where).tolist())),
-        "bends": dict(zip(KEYS, surface.bends.tolist())),
-        "short": short
-        and {"networks": short.networks, "deviation": short.deviation}
-        | {"slopes": dict(zip(KEYS, short.slopes_at(where).tolist())), "bends": dict(zip(KEYS, short.bends.tolist()))}
-        | {"errors": dict(zip(KEYS, short.errors_at(where).tolist()))},
+        "surface": figures(surface, where),
+        "short": figures(short, where) if short else None,
         "where": [2**v for v in where],
         "supernets": len(judged),
         "bias": dict(zip(KEYS, bias.tolist())),
@@ -202,14 +195,16 @@ def what_if(
         "chance": chance(surface, judged),
         "first": best_in(size.first(), surface, meter)[0],  # type: ignore[index]
         "hand": surface.at(logs(uniform(*size.hand))),
-        "summit": [[str(s), surface.at(logs(_arch(*s)))] for s in size.summit],
         "ways": found,
         "surveys": by_surveys,
     }
 
 
-def _arch(depth: int, embed: int, heads: int, mlp: float) -> Table:
-    return {"depth": depth, "embed": embed, "heads": heads, "mlp": mlp}
+def figures(surface: Surface, where: Floats) -> Table:
+    """A surface in numbers: slopes at a place, bends, and how well it is known."""
+    each = {"slopes": surface.slopes_at(where), "errors": surface.errors_at(where), "bends": surface.bends}
+    told_of = {name: dict(zip(KEYS, values.tolist())) for name, values in each.items()}
+    return {"networks": surface.networks, "deviation": surface.deviation, **told_of}
 
 
 def through_surveys(surveys: Sequence[Table]) -> Surface | None:
@@ -226,28 +221,27 @@ def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.1f}{spread}" if values else "-"
 
 
+def _slope(of: Table, key: str) -> str:
+    bent = of["bends"][key]
+    return f"{of['slopes'][key]:+.2f} ± {of['errors'][key]:.2f}" + (f", bending by {bent:+.2f}" if bent else "")
+
+
 def told(found: Table, grid: Callable[..., str]) -> str:
     """The surface, what supernets say of it, and the ways over it."""
     if not found:
         return "Not run yet."
-    by, short = {name: {k: f"{found[name][k]:.2f}" for k in KEYS} for name in ("errors", "spread")}, found["short"]
-    bent = {k: f"{v:+.2f}" if v else "-" for k, v in found["bends"].items()}
+    whole, short = found["surface"], found["short"]
     lines = [
-        [k, f"{found['slopes'][k]:+.2f} ± {by['errors'][k]}", bent[k], f"{found['bias'][k]:+.2f}", by["spread"][k]]
-        + ([f"{short['slopes'][k]:+.2f} ± {short['errors'][k]:.2f}"] if short else [])
+        [k, _slope(whole, k), f"{found['bias'][k]:+.2f}", f"{found['spread'][k]:.2f}"]
+        + ([_slope(short, k)] if short else [])
         for k in KEYS
     ]
-    head = [
-        "points a doubling",
-        f"surface, {found['networks']} networks",
-        "bend",
-        f"bias of {found['supernets']} supernets",
-    ]
-    head += ["spread"] + ([f"surveys' members, {short['networks']}"] if short else [])
+    head = ["points a doubling", f"surface, {whole['networks']} networks", f"bias of {found['supernets']} supernets"]
+    head += ["spread"] + ([f"surface, {short['networks']} members of surveys"] if short else [])
     depth, mlp, heads, embed = found["where"]
     text = grid(head, lines) + (
         f"\n\nSlopes at the mean middle of the supernets' spaces: {depth:.1f} blocks, ratio {mlp:.1f}, {heads:.1f} "
-        f"heads, width {embed:.0f}. One network lies {found['deviation']:.2f} points off the surface. The bias is none "
+        f"heads, width {embed:.0f}. One network lies {whole['deviation']:.2f} points off the surface. The bias is none "
         f"of chance: chi-squared {found['chance'][0]:.0f} on 4 degrees of freedom (p = {found['chance'][1]:.0e}, if "
         f"supernets were independent). By the surface (a) has {found['hand']:.1f} %, the best of the first space "
         f"{found['first']:.1f} %; what S4 finds:\n\n"
