@@ -188,6 +188,14 @@ def test_a_later_run_replaces_what_it_measured_and_curves_come_from_their_points
     assert "| step against tokens | graphs | 10: 3.0, 1000: 300.0 | 1.00 |" in text
 
 
+def test_windowed_networks_of_one_variant_can_be_asked_for(monkeypatch):
+    bench = speed.bench.Bench(CPU, quick=True, variants=("compiled",))
+    asked = []
+    monkeypatch.setattr(bench, "measure", lambda *args, **_: asked.append(args[2]) or {})
+    speed.windowed.windowed(bench)
+    assert len(set(asked)) == 4 and all(a.startswith("compiled, ") for a in asked)
+
+
 def test_ten_passes_over_files_are_one_slow_one_and_nine_fast_ones():
     same = {"side": 224, "batch": 128, "augment": "mild", "host_ms": 10.0}
     speeds = {speed.show.LATER: 3000.0, "kept": 9000.0, speed.show.FIRST: 1000.0}

@@ -74,7 +74,7 @@ class Bench:
     limit: float = 90.0  # break a measurement off, its compilation included
     compile: bool = True
     out: Path | None = None
-    variants: tuple[str, ...] = tuple(VARIANTS)  # of the table and the loop
+    variants: tuple[str, ...] = tuple(VARIANTS)  # of the table, the loop and windowed networks
     curves: tuple[str, ...] = CURVES
     rows: list[Row] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)

@@ -64,6 +64,8 @@ def windowed(bench: Bench) -> None:
         ("compiled, drawn", lambda what, batch: supernet(bench, what, batch, "compiled", True)),
     ]
     for variant, work in cases:
+        if variant.partition(",")[0] not in bench.variants:
+            continue
         for what, batch in lines:
             row = bench.measure(
                 "windowed", what, variant, lambda k=work, w=what, b=batch: rated(k(w, 8 if bench.quick else b))

@@ -3,8 +3,8 @@
 An inherited accuracy also tells how well a supernet trains its parts. On CIFAR-10 supernets overrate heads and
 underrate width, all of them alike, which cost S4 more than chance did (benchmarks/cifar10.md). A member's own training
 has no such bias but more noise, so members must lie farther apart than a space is wide. They are asked once; later
-steps read their slopes from the same surface, on which every doubling of a dimension gives the same. That holds for a
-few moves, not for many: three are better than eight (docs/log.md, 32).
+steps read their slopes from the same surface, on which every doubling of a dimension gives the same. It does not see
+where a dimension stops paying: near the good region few moves are better than many (docs/log.md, 32).
 """
 
 from __future__ import annotations
