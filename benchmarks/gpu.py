@@ -119,9 +119,7 @@ def main() -> None:
     parser.add_argument("--device", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--out", type=Path, help="where the rows go, one JSON object a line")
     parser.add_argument("--only", help=f"some of {','.join(SECTIONS)}")
-    parser.add_argument(
-        "--variants", help=f"of the table, the loop and windowed networks, some of '{'; '.join(VARIANTS)}'"
-    )
+    parser.add_argument("--variants", help=f"of table, loop and windowed networks, some of '{'; '.join(VARIANTS)}'")
     parser.add_argument("--curves", default=",".join(CURVES), help="of growth, some of %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try this script")
     parser.add_argument("--seconds", type=float, default=4.0, help="time budget of one measurement (default 4)")

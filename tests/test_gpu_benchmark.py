@@ -17,6 +17,7 @@ import speed.profile  # noqa: E402
 import speed.show  # noqa: E402
 import speed.table  # noqa: E402
 import speed.timing  # noqa: E402
+import speed.windowed  # noqa: E402
 
 from tailorvit.families import named_space  # noqa: E402
 
