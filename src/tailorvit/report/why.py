@@ -9,6 +9,7 @@ import numpy as np
 from tailorvit.proxies.settings import TUNED
 from tailorvit.report import charts
 from tailorvit.report.draw_space import fits, stages
+from tailorvit.report.draw_survey import surveyed
 from tailorvit.report.facts import Decision, Facts, Slope, real, rows, table, whole
 from tailorvit.report.figure import Figure
 from tailorvit.report.parts import cell, clean, figure, fold, grid, limits_in_words, many, metric_name, none, size
@@ -38,7 +39,7 @@ def why(facts: Facts) -> str:
         text += grid(head, steps, 4)
         if len(facts.spaces) == 1 and not facts.decisions and facts.finished:
             text += none("The space was given and did not move.")
-    text += _untrained(facts)
+    text += _untrained(facts) + charted.get("survey", "")
     decided = {d.t: d for d in facts.decisions}
     for t in sorted({s.t for s in facts.slopes} | set(decided)):
         text += f"<h3>Step {t}</h3>"
@@ -92,7 +93,7 @@ def _untrained(facts: Facts) -> str:
 
 def figures(facts: Facts) -> list[Figure]:
     """The drawings of this section."""
-    found = [_path(facts), stages(facts), _largest(facts)]
+    found = [_path(facts), stages(facts), _largest(facts), surveyed(facts)]
     for t in sorted({s.t for s in facts.slopes}):
         here = [s for s in facts.slopes if s.t == t]
         found += [_slopes(t, here, facts.scale), fits(t, here, facts.scale)]

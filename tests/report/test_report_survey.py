@@ -1,0 +1,76 @@
+"""The drawing of a survey: slopes are the members' own, dots lie where they belong, doubtful rows cost themselves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import numpy as np
+import pytest
+
+from tailorvit.report.draw_survey import surveyed
+from tailorvit.report.records import Facts, SpaceStep, Trial
+from tailorvit.report.why import figures, why
+
+GAINS = {"depth": 1.0, "heads": 0.0, "embed": 4.0}  # points a doubling
+SURVEY = {"method": "s4", "s4": {"design": "survey"}, "seek": {"evaluator": "training"}}
+STEP = SpaceStep(0, {"depth": (4.0, 8.0), "heads": (1.0, 4.0), "embed": (32.0, 64.0)}, 1e6, 1e8, 1.0, False)
+CORNERS = [dict(zip(GAINS, v)) for v in itertools.product((2, 4, 8), (1, 4), (16, 32, 64))]
+
+
+def member(values, off=0.0, stage="slopes-0", blocks=True):
+    accuracy = 50 + sum(g * math.log2(values[k]) for k, g in GAINS.items()) + off
+    arch = {"family": "vit", **values, "heads": [values["heads"]] * (values["depth"] if blocks else 1)}
+    return Trial(stage, accuracy, 1e6, 1e8, "survey", 0, arch)
+
+
+def facts(trials, settings=SURVEY, **more):
+    return Facts("run", False, spaces=(STEP,), trials=tuple(trials), settings=settings, **more)
+
+
+def told(figure):
+    return re.findall(r"([+-]\d+\.\d\d)( ± \d+\.\d\d)? a doubling", figure.svg)
+
+
+def test_slopes_are_those_of_the_members_and_dots_scatter_around_their_line():
+    exact = surveyed(facts(map(member, CORNERS)))
+    assert [float(g) for g, _ in told(exact)] == pytest.approx([*GAINS.values()], abs=0.005)
+    assert exact.svg.count("line c1") == 3 and exact.svg.count("dot solid") == 3 * len(CORNERS)
+    assert [row[-1] for row in exact.rows] == pytest.approx([row[-2] for row in exact.rows])
+    assert exact.columns == ("stage", *GAINS, "accuracy", "surface")
+    rng = np.random.default_rng(0)
+    noisy = surveyed(facts(member(v, rng.normal()) for v in CORNERS))
+    off = [(float(g) - want) / float(e[3:]) for (g, e), want in zip(told(noisy), GAINS.values())]
+    assert max(map(abs, off)) < 3.5 and [row[-1] for row in noisy.rows] != [row[-2] for row in noisy.rows]
+
+
+def test_members_of_all_askings_are_drawn_and_other_trials_are_not():
+    more = [member(CORNERS[0], stage="search"), member(CORNERS[1], stage="slopes-3", off=1)]
+    figure = surveyed(facts([*map(member, CORNERS), *more]))
+    assert len(figure.rows) == len(CORNERS) + 1 and {r[0] for r in figure.rows} == {"slopes-0", "slopes-3"}
+    assert "one of 19 members" in figure.caption
+
+
+def test_only_a_survey_that_has_asked_enough_is_drawn():
+    trials = [member(v) for v in CORNERS]
+    assert surveyed(facts(trials, {"method": "s4", "s4": {"design": "pairs"}})) is None
+    assert surveyed(facts(trials, {})) is None and surveyed(facts([])) is None
+    assert surveyed(facts(trials[:4])) is None and surveyed(facts(trials[:5])) is not None
+    same = surveyed(facts([member({**v, "heads": 4}) for v in CORNERS]))
+    assert same.columns == ("stage", "depth", "embed", "accuracy", "surface"), "what never differs has no slope"
+
+
+@pytest.mark.parametrize("odd", [{"embed": "<b>"}, {"embed": 0}, {"heads": [1, 2]}, {"depth": []}, {"embed": math.nan}])
+def test_a_doubtful_row_costs_itself(odd):
+    bad = Trial("slopes-0", 99.0, 1e6, 1e8, "", 0, {**member(CORNERS[0]).arch, **odd})
+    figure = surveyed(facts([bad, *map(member, CORNERS)]))
+    assert len(figure.rows) == len(CORNERS) and "<b>" not in figure.svg
+
+
+def test_the_page_shows_it_once_and_says_when_moves_went_beyond_size():
+    beyond = {**SURVEY, "s4": {"design": "survey", "per_size": True}}
+    known = facts(map(member, CORNERS), beyond)
+    assert [f.key for f in figures(known)].count("survey") == 1
+    assert why(known).count("beyond what size gives") == 1
+    assert "beyond what size" not in surveyed(facts(map(member, CORNERS))).caption
