@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from study.why import beyond_size, cosine
 from tailorvit.arch import Arch
 from tailorvit.costs import Limits, Meter
 from tailorvit.data import Batch
@@ -243,14 +244,24 @@ def of(row: dict[str, Any], kind: str) -> Any:
 
 
 def cosines(*files: dict[str, Any]) -> str:
-    """Cosine of each judge's slopes with those of networks trained alone (mean over seeds, first file), by seed."""
+    """Cosine of each judge's slopes with those of networks trained alone (mean over seeds, first file), by seed.
+
+    Beside them the same without what size gives, which is all that a space at its limit can follow.
+    """
     truth = np.mean([of(r, "alone") for r in files[0].values()], axis=0)
-    lines = ["| cosine with the truth | by seed | of the mean |", "|---|---|---|"]
+    meter = Meter.for_space(space())
+    params = slopes({at: meter.cost("params", arch) for at, arch in members().items()})
+    grows = np.array([params[name] for name in CHOICES])
+    head = ("cosine with the truth", "by seed", "of the mean", "along the limit, by seed", "of the mean")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for rows in files:
         for kind in next(iter(rows.values())):
             every = [of(r, kind) for r in rows.values()]
-            each = [float(v @ truth / np.linalg.norm(v) / np.linalg.norm(truth)) for v in (*every, np.mean(every, 0))]
-            lines.append(f"| {kind} | {', '.join(f'{c:.2f}' for c in each[:-1])} | {each[-1]:.2f} |")
+            cells = [kind]
+            for part in (np.asarray, lambda v: beyond_size(v, grows)):
+                each = [cosine(part(v), part(truth)) or 0.0 for v in (*every, np.mean(every, 0))]
+                cells += [", ".join(f"{c:.2f}" for c in each[:-1]), f"{each[-1]:.2f}"]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

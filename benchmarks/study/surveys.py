@@ -14,7 +14,7 @@ import numpy as np
 from study.bends import Surface
 from study.sizes import Size
 from study.surface import KEYS, doublings_a_step, fit, judged, middle
-from study.why import cosine
+from study.why import beyond_size, cosine
 from tailorvit.families import family
 from tailorvit.runs import Run
 from tailorvit.seek.directions import Floats
@@ -79,8 +79,7 @@ def agreement(z: Floats, surface: Surface, space: Space, size: Size) -> tuple[fl
     That larger is better every judge knows. A space at its limit can only trade, and is led by the rest.
     """
     true, grows = true_slopes(surface, space), params_a_step(space, size)
-    rest = [v - grows * (v @ grows) / (grows @ grows) for v in (z, true)]
-    return cosine(z, true) or 0.0, cosine(*rest) or 0.0
+    return cosine(z, true) or 0.0, cosine(beyond_size(z, grows), beyond_size(true, grows)) or 0.0
 
 
 def told(surveys: Sequence[Table], rows: Sequence[Table], size: Size, grid: Callable[..., str]) -> str:

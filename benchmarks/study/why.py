@@ -188,6 +188,11 @@ def cosine(a: Floats, b: Floats) -> float | None:
     return float(a @ b) / length if length > 0 else None
 
 
+def beyond_size(slopes: Floats, grows: Floats) -> Floats:
+    """Slopes without their part along the growth of size: a space at its limit cannot grow, only trade."""
+    return np.asarray(slopes - grows * (slopes @ grows) / (grows @ grows))
+
+
 def step_params(size: Size) -> dict[str, float]:
     """Parameters that a step of each dimension adds to the middle member, where it has both neighbours."""
     meter, near = size.meter(), neighbours(size)
