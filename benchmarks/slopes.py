@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from study.why import beyond_size, cosine
 from torch import Tensor
 
-from study.why import beyond_size, cosine
 from tailorvit.arch import Arch
 from tailorvit.costs import Limits, Meter
 from tailorvit.data import Batch
