@@ -18,7 +18,7 @@ import study.queue
 import study.surface as surface
 import study.surveys as surveys
 import study.tables
-from study.sizes import FULL
+from study.sizes import FULL, uniform
 
 from tailorvit.families import family
 from tailorvit.rng import generator
@@ -100,6 +100,20 @@ def test_groups_have_constants_of_their_own_and_share_slopes():
     assert found.slopes == pytest.approx([1, 2, 0, 3], abs=1e-6) and found.deviation < 1e-9
     assert found.at(np.zeros(4)) == pytest.approx(63)
     assert bends.fit(places, values).deviation > 1
+
+
+def test_the_top_is_the_best_network_within_what_was_trained(monkeypatch):
+    monkeypatch.setattr(surface, "RESAMPLED", 10)
+    found = surface.top(rows_of(0.05), SIZE)
+    assert height(found["arch"]) == pytest.approx(found["percent"], abs=0.3)
+    gain, error = found["over_hand"]
+    true = height(found["arch"]) - height(uniform(*SIZE.hand))
+    assert gain == pytest.approx(true, abs=5 * error) and 0 < error < 0.1 < gain
+    assert found["resampled"][0] <= gain + 0.2 and found["resampled"][1] >= gain - 0.2
+    arch = family("vit").arch({"family": "vit", **found["arch"]})
+    assert SIZE.meter().fits(arch) and 50 <= found["arch"]["embed"] <= 180 and found["arch"]["mlp"] <= 5
+    text = surface._top(found)
+    assert f"{gain:.1f} ± {error:.1f} more than (a)" in text and surface._top(None) == ""
 
 
 def test_half_rates_and_a_network_found_twice_do_not_count():

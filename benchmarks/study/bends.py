@@ -35,6 +35,17 @@ class Surface:
         away = place - self.centre
         return float(self.constant + self.slopes @ away + self.bends @ away**2)
 
+    def all_at(self, places: Floats) -> Floats:
+        """Percent at many places."""
+        away = places - self.centre
+        return np.asarray(self.constant + away @ self.slopes + away**2 @ self.bends)
+
+    def between(self, place: Floats, other: Floats) -> tuple[float, float]:
+        """By how much a place lies above another, and the standard error of that."""
+        a, b = place - self.centre, other - self.centre
+        away = np.concatenate([a - b, a**2 - b**2])
+        return self.at(place) - self.at(other), float(np.sqrt(away @ self.covariance @ away))
+
     def slopes_at(self, place: Floats) -> Floats:
         """Slopes there."""
         return np.asarray(self.slopes + 2 * self.bends * (place - self.centre))
