@@ -96,7 +96,7 @@ def plan(todo: list[Job], done: set[str]) -> None:
         print(f"{'done ' if job.name in done else ''}{job.name:34s} {job.epochs:7.1f} {total:9.1f}")
 
 
-def known(path: Path, otherwise: Any) -> Any:
+def stored(path: Path, otherwise: Any) -> Any:
     """What a file of results holds."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else otherwise
 
@@ -109,7 +109,7 @@ def main() -> None:
 
         if asked.out is not None:
             print(f"{add_rows(asked.rows, read_rows(asked.out))} rows added to {asked.rows}")
-        more = {} if asked.tiny else {"surface": known(SURFACE, {}), "surveys": known(SURVEYS, [])}
+        more = {} if asked.tiny else {"surface": stored(SURFACE, {}), "surveys": stored(SURVEYS, [])}
         write(asked.rows, asked.json, asked.markdown, asked.tiny, **more)
         return
     if asked.command == "surveys":
@@ -121,7 +121,7 @@ def main() -> None:
         from study.surface import what_if
 
         rows = [r for r in finished(read_rows(asked.rows)).values() if r.get("size") == "1.5M"]
-        found = what_if(rows, known(SURVEYS, []), FULL["1.5M"], asked.seeds)
+        found = what_if(rows, stored(SURVEYS, []), FULL["1.5M"], asked.seeds)
         asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         return
     if asked.command == "run":

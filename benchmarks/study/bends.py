@@ -32,8 +32,7 @@ class Surface:
 
     def at(self, place: Floats) -> float:
         """Percent at a place."""
-        away = place - self.centre
-        return float(self.constant + self.slopes @ away + self.bends @ away**2)
+        return float(self.all_at(place))
 
     def all_at(self, places: Floats) -> Floats:
         """Percent at many places."""

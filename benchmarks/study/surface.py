@@ -167,12 +167,10 @@ def what_if(
     errors = {"right": (none, none), "spread": (none, spread), "bias": (bias, none), "both": (bias, spread)}
     found: Table = {}
 
-    def best(spaces: Sequence[Space]) -> list[float]:
-        all_of = [best_in(space, surface, meter) for space in spaces]
-        return [round(b[0], 2) for b in all_of if b is not None]
-
     def reached(start: str, settings: S4Settings, judge: Callable[[int], Any], count: int) -> list[float]:
-        return best([seek(size.first(start), meter, judge(seed), settings, seed)[0] for seed in range(count)])
+        ends = [seek(size.first(start), meter, judge(seed), settings, seed)[0] for seed in range(count)]
+        best = [best_in(space, surface, meter) for space in ends]
+        return [round(b[0], 2) for b in best if b is not None]
 
     for name in ways:
         start, more = WAYS[name]
@@ -196,7 +194,7 @@ def what_if(
         "chance": chance(surface, judged),
         "first": best_in(size.first(), surface, meter)[0],  # type: ignore[index]
         "hand": surface.at(logs(uniform(*size.hand))),
-        "top": top(rows, size) if len(ways) == len(WAYS) else None,
+        "top": top(surface, rows, size) if len(ways) == len(WAYS) else None,
         "ways": found,
         "surveys": by_surveys,
     }
@@ -206,14 +204,14 @@ REACH = 16  # steps around the first space that the top is looked for in
 RESAMPLED = 200
 
 
-def top(rows: Sequence[Table], size: Size) -> Table:
+def top(surface: Surface, rows: Sequence[Table], size: Size) -> Table:
     """The best uniform network within the limits by the surface, and by how much it beats (a).
 
     Only within the values that were trained; a surface knows nothing beyond. The error is that of the surface as it is.
     Networks drawn anew with replacement, bends chosen anew, tell how little is known where few were trained: the range
     holds nine tenths of what such surfaces say of their own tops.
     """
-    surface, some, meter = fit(rows), trained(rows), size.meter()
+    some, meter = trained(rows), size.meter()
     each, values = np.array([logs(r["arch"]) for r in some]), np.array([unseen(r) for r in some])
     region = wider(size.first(), REACH, KEYS)
     low, high = 2 ** each.min(axis=0) * (1 - 1e-9), 2 ** each.max(axis=0) * (1 + 1e-9)
@@ -221,7 +219,6 @@ def top(rows: Sequence[Table], size: Size) -> Table:
     known = [dict(zip(KEYS, choice)) for choice in itertools.product(*choices)]
     inside = [a for a in known if meter.fits(family("vit").arch({"family": "vit", **a}))]
     places, hand = np.array([logs(a) for a in inside]), logs(uniform(*size.hand))
-    assert surface is not None
     best = int(surface.all_at(places).argmax())
     gains, rng = [], generator(0, "top")
     for _ in range(RESAMPLED):

@@ -33,18 +33,17 @@ def collect(runs: Path) -> list[Table]:
         with Run.open(folder, lock=False) as record:
             trials = [t for t in record.trials() if t["stage"].startswith("slopes-")]
             moves = [{k: d[k] for k in ("t", "gamma", "sentence")} for d in record.decisions() if d["kind"] == "move"]
-        members = [
-            {"stage": t["stage"], "arch": t["arch"], "params": t["params"], "percent": t["accuracy"]} for t in trials
-        ]
         seed = int(folder.name.rpartition("-")[2])
-        found.append({"name": folder.name, "seed": seed, "members": [_short(m) for m in members], "moves": moves})
+        found.append({"name": folder.name, "seed": seed, "members": [_member(t) for t in trials], "moves": moves})
     return found
 
 
-def _short(member: Table) -> Table:
+def _member(trial: Table) -> Table:
     """Blocks of a survey's members are alike: one number a dimension."""
-    arch = member["arch"].to_dict()
-    return {**member, "arch": {k: np.ravel(arch[k])[0].item() for k in KEYS}, "percent": round(member["percent"], 2)}
+    arch = trial["arch"].to_dict()
+    one = {k: np.ravel(arch[k])[0].item() for k in KEYS}
+    percent = round(trial["accuracy"], 2)
+    return {"stage": trial["stage"], "arch": one, "params": trial["params"], "percent": percent}
 
 
 def slopes_of(survey: Table, space: Space) -> tuple[Floats, Floats]:

@@ -10,23 +10,28 @@ import numpy as np
 import pytest
 
 from tailorvit.report.draw_survey import surveyed
-from tailorvit.report.records import Facts, SpaceStep, Trial
+from tailorvit.report.records import Facts, Slope, Trial
 from tailorvit.report.why import figures, why
 
 GAINS = {"depth": 1.0, "heads": 0.0, "embed": 4.0}  # points a doubling
 SURVEY = {"method": "s4", "s4": {"design": "survey"}, "seek": {"evaluator": "training"}}
-STEP = SpaceStep(0, {"depth": (4.0, 8.0), "heads": (1.0, 4.0), "embed": (32.0, 64.0)}, 1e6, 1e8, 1.0, False)
+SLOPES = (*(Slope(0, k, 0.5, 0.1, 0) for k in GAINS), Slope(0, "mlp", 0.0, 0.0, 0), Slope(1, "depth", 0.3, 0.1, 0))
 CORNERS = [dict(zip(GAINS, v)) for v in itertools.product((2, 4, 8), (1, 4), (16, 32, 64))]
 
 
-def member(values, off=0.0, stage="slopes-0", blocks=True):
+def member(values, off=0.0, stage="slopes-0"):
     accuracy = 50 + sum(g * math.log2(values[k]) for k, g in GAINS.items()) + off
-    arch = {"family": "vit", **values, "heads": [values["heads"]] * (values["depth"] if blocks else 1)}
+    arch = {
+        "family": "vit",
+        **values,
+        "heads": [values["heads"]] * values["depth"],
+        "mlp": list(range(values["depth"])),
+    }
     return Trial(stage, accuracy, 1e6, 1e8, "survey", 0, arch)
 
 
-def facts(trials, settings=SURVEY, **more):
-    return Facts("run", False, spaces=(STEP,), trials=tuple(trials), settings=settings, **more)
+def facts(trials, settings=SURVEY, slopes=SLOPES):
+    return Facts("run", False, slopes=slopes, trials=tuple(trials), settings=settings)
 
 
 def told(figure):
@@ -57,8 +62,7 @@ def test_only_a_survey_that_has_asked_enough_is_drawn():
     assert surveyed(facts(trials, {"method": "s4", "s4": {"design": "pairs"}})) is None
     assert surveyed(facts(trials, {})) is None and surveyed(facts([])) is None
     assert surveyed(facts(trials[:4])) is None and surveyed(facts(trials[:5])) is not None
-    same = surveyed(facts([member({**v, "heads": 4}) for v in CORNERS]))
-    assert same.columns == ("stage", "depth", "embed", "accuracy", "surface"), "what never differs has no slope"
+    assert surveyed(facts(trials, slopes=())) is None, "members are still being asked"
 
 
 @pytest.mark.parametrize("odd", [{"embed": "<b>"}, {"embed": 0}, {"heads": [1, 2]}, {"depth": []}, {"embed": math.nan}])

@@ -14,6 +14,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.methods.plan import require_feasible, require_survey
 from tailorvit.rng import generator
+from tailorvit.seek.moves import sized
 from tailorvit.seek.plane import value_of
 from tailorvit.seek.s4 import S4Settings, seek
 from tailorvit.seek.slopes import estimate
@@ -55,6 +56,16 @@ def test_members_lie_beyond_the_space_near_the_limit_with_alike_blocks():
         values = {value_of(a, dim) for a in drawn}
         assert (min(values) < dim.low or max(values) > dim.high) and max(values) / min(values) > 1.5
         assert dim.scope != "block" or all(len(set(a.many(dim.key))) == 1 for a in drawn)
+
+
+def test_blocks_are_alike_in_dimensions_that_are_not_asked_about_too():
+    asked = [d for d in SPACE.dims if d.scope != "block"]
+    held = [d for d in SPACE.dims if d.scope == "block"]
+    drawn = candidates(SPACE, asked, wider(SPACE, 3, [d.key for d in asked]), METER, 200, generator(4, "x"))
+    assert len({a.one("depth") for a in drawn}) > 3 and len(held) > 1
+    middle = sized(SPACE, "middle")
+    for dim in held:
+        assert {v for a in drawn for v in a.many(dim.key)} == {middle.many(dim.key)[0]}
 
 
 def test_what_would_have_to_be_measured_is_not_asked_for_its_size(monkeypatch):

@@ -22,16 +22,14 @@ _WORDS = 5  # dimensions that a dot's words name
 
 
 def surveyed(facts: Facts) -> Figure | None:
-    """A panel per dimension; None where S4 went by no survey, or has not asked enough members yet."""
+    """A panel per dimension; None where S4 went by no survey, or has no slopes yet."""
     s4 = table(facts.settings.get("s4"))
     if s4.get("design") != "survey":
         return None
-    keys = list(dict.fromkeys(k for s in facts.spaces for k in s.dims))
+    keys = list(dict.fromkeys(s.dim for s in facts.slopes if s.z_step))  # those not asked about have none
     asked = [t for t in facts.trials if re.fullmatch(r"slopes-\d{1,9}", t.stage) and t.accuracy is not None]
     members = [(t, values) for t in asked if (values := _values(t.arch, keys)) is not None]
-    enough = len(members) >= len(keys) + 2
-    keys = [k for k in keys if len({values[k] for _, values in members}) > 1]
-    if not (keys and enough):
+    if not keys or len(members) < len(keys) + 2:
         return None
     places: Floats = np.array([[math.log2(values[k]) for k in keys] for _, values in members])
     scores: Floats = np.array([t.accuracy for t, _ in members], dtype=np.float64)

@@ -59,12 +59,15 @@ def candidates(
     """
     metric = size_metric(meter)
     high = meter.limits.high(metric) if metric in ("params", "macs") else None  # type: ignore[arg-type]
+    held = [d.key for d in space.dims if d.scope == "block" and d not in dims]
     found: dict[Arch, bool] = {}
     for _ in range(tries):
         arch = sized(space, "middle")
         for d in sorted((region[d.key] for d in dims), key=lambda d: d.scope == "block"):  # depth decides on blocks
             at = rng.uniform(math.log2(d.low), math.log2(d.high))
             arch = region.with_value(arch, d.key, min(d.choices, key=lambda c: abs(math.log2(c) - at)), rng)
+        for key in held:  # blocks that depth added have drawn theirs: they take after the first
+            arch = region.with_value(arch, key, arch.many(key)[0], rng) if len({*arch.many(key)}) > 1 else arch
         found[arch] = high is None or high / BAND <= meter.cost(metric, arch) <= high * BAND  # type: ignore[arg-type]
     near = [a for a, ok in found.items() if ok]
     return near if len(near) >= 2 * (1 + len(dims)) else [*found]
