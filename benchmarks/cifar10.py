@@ -64,6 +64,7 @@ def options() -> argparse.ArgumentParser:
             sub.add_argument("--processes", type=int, default=6)
             sub.add_argument("--minutes", type=float, default=10.0, help="no job starts that would end later")
             sub.add_argument("--grace", type=float, default=0.5, help="minutes that running jobs may go on after that")
+            sub.add_argument("--asked", type=Path, help="answers of surveys that did not end, as `surveys` stored them")
             sub.add_argument("--retry", action="store_true", help="try jobs again that failed twice before")
             sub.add_argument("--keep", action="store_true", help="keep the run folders of finished jobs")
     surveys = commands.add_parser("surveys")
@@ -133,6 +134,7 @@ def main() -> None:
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     rest = {k: getattr(asked, k) for k in ("grace", "tiny", "keep", "retry")}
+    rest["asked"] = stored(asked.asked, []) if asked.asked else []
     queue = Queue(todo, asked.out, asked.processes, asked.minutes, have=have, **rest)
     plan(todo, set(finished(queue.rows)))
     queue.work()

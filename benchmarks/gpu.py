@@ -30,7 +30,7 @@ from speed.growth import growth
 from speed.precision import precision
 from speed.profile import profile
 from speed.show import everything, put_into, short
-from speed.table import loop, pipeline, table
+from speed.table import from_files, loop, pipeline, table
 from speed.windowed import windowed
 
 # In order of what matters, as the last ones may find no time left.
@@ -43,6 +43,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "growth": growth,
     "windowed": windowed,
 }
+PARTS: dict[str, Callable[[Bench], None]] = {"files": from_files}  # what a section holds, by itself
 
 
 def facts(options: argparse.Namespace, device: torch.device) -> dict[str, object]:
@@ -67,9 +68,10 @@ def run(options: argparse.Namespace) -> None:
     """Measure what was asked for, section by section."""
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted = options.only.split(",") if options.only else list(SECTIONS)
+    known = SECTIONS | PARTS
     for name in wanted:
-        if name not in SECTIONS:
-            raise SystemExit(f"There is no section '{name}'; there are {', '.join(SECTIONS)}.")
+        if name not in known:
+            raise SystemExit(f"There is no section '{name}'; there are {', '.join(known)}.")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text("")
@@ -94,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
     bench.add(facts(options, device))
     for name in wanted:
         try:
-            SECTIONS[name](bench)
+            known[name](bench)
         except Exception as error:  # outside a measurement: still no reason to lose the other sections
             bench.add({"section": name, "what": "", "variant": "", "error": f"{type(error).__name__}: {error}"})
     bench.add({"section": "end", "seconds": time.perf_counter() - bench.started})
@@ -118,7 +120,7 @@ def main() -> None:
         return
     parser.add_argument("--device", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--out", type=Path, help="where the rows go, one JSON object a line")
-    parser.add_argument("--only", help=f"some of {','.join(SECTIONS)}")
+    parser.add_argument("--only", help=f"some of {','.join(SECTIONS | PARTS)}")
     parser.add_argument("--variants", help=f"of table, loop and windowed networks, some of '{'; '.join(VARIANTS)}'")
     parser.add_argument("--curves", default=",".join(CURVES), help="of growth, some of %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try this script")

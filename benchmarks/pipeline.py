@@ -150,21 +150,19 @@ def from_files(
             for at in range(0, len(ids), 256):
                 plain.read(np.arange(at, min(at + 256, len(ids))))
 
-        for name, augment in presets(side).items():
-            if name not in ("mild", "standard"):
-                continue
-            reading = data.train_batches(batch, 0, augment).reading
-            stream = StreamBatches(reading, batch, 0, augment, pool.stored, device)
-            ways: list[tuple[str, ByStep, Callable[[], None] | None]] = [
-                ("files, first pass", stream, forget),
-                ("files, later passes", stream, None),
-            ]
-            if host:
-                ways.append(("files, host, first pass", Batches(reading, batch, 0, augment), forget))
-            for how, batches, each in ways:
-                fill()
-                facts = rate(batches, device, seconds, each=each)
-                rows.append({"images": how, "side": side, "batch": batches.batch, "augment": name, **facts})
+        tried = {k: v for k, v in presets(side).items() if k in ("mild", "standard")}
+        readings = {name: data.train_batches(batch, 0, augment).reading for name, augment in tried.items()}
+        streams = {n: StreamBatches(readings[n], batch, 0, a, pool.stored, device) for n, a in tried.items()}
+        ways: list[tuple[str, str, ByStep, Callable[[], None] | None]] = []
+        ways += [("files, later passes", name, stream, None) for name, stream in streams.items()]  # before one forgets
+        ways += [("files, first pass", name, stream, forget) for name, stream in streams.items()]
+        if host:
+            hosts = {n: Batches(readings[n], batch, 0, augment) for n, augment in tried.items()}
+            ways += [("files, host, first pass", name, batches, forget) for name, batches in hosts.items()]
+        fill()
+        for how, name, batches, each in ways:
+            facts = rate(batches, device, seconds, each=each)
+            rows.append({"images": how, "side": side, "batch": batches.batch, "augment": name, **facts})
     return rows
 
 

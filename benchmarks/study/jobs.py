@@ -234,8 +234,12 @@ class List:
                 self.plain(f"again {case}", 10 + k, None, f"again-{job}-{k}", needs=job, pick=("arch", 0))
 
     def travel(self, mode: str, starts: tuple[str, ...]) -> None:
-        """Many short moves from a start: one grid step a move, two, or as many as repeat the direction (adaptive)."""
-        more = {"warm_start": True, "warm_share": 0.25, "iterations": self.asked.travel}
+        """Many short moves from a start: one grid step a move, two, or as many as repeat the direction (adaptive).
+
+        Two steps a move make half as many moves: as far at half the price.
+        """
+        count = max(1, self.asked.travel // 2) if mode == "x2" else self.asked.travel
+        more = {"warm_start": True, "warm_share": 0.25, "iterations": count}
         more |= {"pairs": max(4, self.asked.pairs * 3 // 5)} | ({"stride": "adaptive"} if mode == "adaptive" else {})
         for start in starts:
             first = self.sizes["1.5M"].space(start, 2 if mode == "x2" else 1)
@@ -276,10 +280,17 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     for k in range(asked.slopes):
         for units in ("step", "raw"):
             todo.plain(f"slopes {units}", 0, None, f"slopes-{units}-{k}", needs="d-s4-0", pick=(f"next_{units}", k))
+    for seed in (1, 2):
+        todo.add("d s4 6M", seed, CASES["d s4"], "6M")
+    todo.travel("x2", ("deep", "shallow"))
     todo.lengths(0)
+    for seed in (1, 2):
+        todo.add("b autoformer 6M", seed, CASES["b autoformer"], "6M")
+        todo.hand(seed, "6M", " 6M")
     for seed in (0, 1, 2):
         todo.again(seed, ("g s4 survey",), 1)
-    todo.travel("x2", ("shallow", "deep"))
+    for seed in (1, 2):
+        todo.add("c s3 6M", seed, CASES["c s3"], "6M")
     for seed in (1, 2):
         todo.study(seed, ("g s4 sized by middle",))
     for seed in (0, 1, 2):

@@ -63,6 +63,7 @@ class Queue:
         for name in ("runs", "rows", "logs", "jobs"):
             (self.place / name).mkdir(parents=True, exist_ok=True)
         self.rows = [*rest.get("have", ()), *read_rows(self.place)]  # the first are known from an earlier session
+        self.asked = {s["name"]: s["members"] for s in rest.get("asked", ())}  # what surveys have heard before
         self.forgotten = len(self.rows) if rest.get("retry") else 0  # failures before this row do not count
         for path in sorted((self.place / "rows").glob("*.json")):  # ended while no queue was there
             self._collect(path)
@@ -123,7 +124,7 @@ class Queue:
         row, told = self.place / "rows" / f"{job.name}.json", self.place / "jobs" / f"{job.name}.json"
         row.unlink(missing_ok=True)
         facts = {**asdict(job), "recipe": recipe, "parent": os.getpid(), "tiny": self.tiny, "keep": self.keep}
-        facts |= {"runs": str(self.place / "runs"), "row": str(row)}
+        facts |= {"asked": self.asked.get(job.name, []), "runs": str(self.place / "runs"), "row": str(row)}
         told.write_text(json.dumps(facts), encoding="utf-8")
         places = (str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", ""))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

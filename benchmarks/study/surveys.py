@@ -5,7 +5,8 @@ A run of S4 by a survey that did not end has told this already, so it is read fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from study.bends import Surface
 from study.sizes import Size
 from study.surface import KEYS, doublings_a_step, fit, judged, middle
 from study.why import beyond_size, cosine
+from tailorvit.arch import Arch
 from tailorvit.families import family
+from tailorvit.methods import members as judges
 from tailorvit.runs import Run
 from tailorvit.seek.directions import Floats
 from tailorvit.seek.survey import read
@@ -39,11 +42,37 @@ def collect(runs: Path) -> list[Table]:
 
 
 def _member(trial: Table) -> Table:
-    """Blocks of a survey's members are alike: one number a dimension."""
-    arch = trial["arch"].to_dict()
-    one = {k: np.ravel(arch[k])[0].item() for k in KEYS}
     percent = round(trial["accuracy"], 2)
-    return {"stage": trial["stage"], "arch": one, "params": trial["params"], "percent": percent}
+    return {"stage": trial["stage"], "arch": _one(trial["arch"]), "params": trial["params"], "percent": percent}
+
+
+def _one(arch: Arch) -> Table:
+    """Blocks of a survey's members are alike: one number a dimension."""
+    genes = arch.to_dict()
+    return {k: np.ravel(genes[k])[0].item() for k in KEYS}
+
+
+@contextmanager
+def answered(members: Sequence[Table]) -> Iterator[list[Table]]:
+    """What a survey that did not end has heard is not asked again; the members that were looked up come out.
+
+    Everything else of the run is as if it had trained them itself, which with the same seed it had.
+    """
+    known = {(m["stage"], *m["arch"].values()): m for m in members}
+    trained, used = judges.own_accuracy, list[Table]()
+
+    def answer(session: Any, arch: Arch, settings: Any, stage: str, start: Any = None) -> float:
+        found = known.get((stage, *_one(arch).values()))
+        if found is None:
+            return trained(session, arch, settings, stage, start)
+        used.append(found)
+        return float(found["percent"])
+
+    judges.own_accuracy = answer
+    try:
+        yield used
+    finally:
+        judges.own_accuracy = trained
 
 
 def slopes_of(survey: Table, space: Space) -> tuple[Floats, Floats]:

@@ -27,6 +27,7 @@ from tailorvit.space import Space
 Table = dict[str, Any]
 MARKS = ("<!-- tables -->", "<!-- end of tables -->")
 DIMS = ("depth", "mlp", "heads", "embed")
+PAIRS = (("g s4 survey", "a hand-designed"), ("g s4 survey", "b autoformer"), ("g s4 survey", "d s4"))
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -81,7 +82,9 @@ def methods(rows: Sequence[Table], size: str) -> str:
             apart = f"{gap:+.2f}" + (f" ± {reach:.2f}" if math.isfinite(reach) else "")
         counts = [mean([r[k] for r in some], "{:,.0f}", False) for k in ("params", "macs")]
         tests = mean([r["test"] for r in some])
-        times = [mean([r[k] for r in some], "{:.0f}", False) for k in ("search_seconds", "seconds")]
+        before = max(r.get("asked_before", 0) for r in some)  # trained in an earlier process, whose time is not known
+        more = f" and {before} trainings" if before else ""
+        times = [mean([r[k] for r in some], "{:.0f}", False) + more for k in ("search_seconds", "seconds")]
         moved = mean([sum(d["kind"] == "move" for d in r["decisions"]) for r in some], "{:.1f}", False)
         seeds = str(len(some)) if len(some) > 1 else "one seed"
         trained = sum(r["trainings"] for r in some)
@@ -105,7 +108,24 @@ def methods(rows: Sequence[Table], size: str) -> str:
         f"Standard deviation between seeds, pooled over the cases: {sd:.2f} points ({freedom} degrees of freedom); "
         f"by case: {each}."
     )
+    told += "".join(f" {text}" for pair in PAIRS if (text := _pair(groups, *(c + _ending(size) for c in pair))))
     return grid(head, lines) + (f"\n\n{told}" if freedom else "")
+
+
+def _ending(size: str) -> str:
+    """What the names of cases of a size end in."""
+    return "" if size == "1.5M" else f" {size}"
+
+
+def _pair(groups: Mapping[str, Sequence[Table]], one: str, other: str) -> str:
+    """Two cases compared by the deviation of these two alone; nothing where a seed of either stands alone."""
+    both = {c: groups.get(c, []) for c in (one, other)}
+    if min(map(len, both.values())) < 2:
+        return ""
+    sd, freedom = noise(both)
+    a, b = ([r["test"] for r in rows] for rows in both.values())
+    reach = student(freedom) * sd * math.sqrt(1 / len(a) + 1 / len(b))
+    return f"By the deviation of the two alone, {one} less {other}: {np.mean(a) - np.mean(b):+.2f} ± {reach:.2f}."
 
 
 def _averaged(row: Table, rows: Sequence[Table]) -> Table:
@@ -118,7 +138,7 @@ def planned(size: str) -> list[str]:
     """The cases of a size's table that the study has jobs for."""
     if size == "1.5M":
         return ["a hand-designed", *CASES]
-    return [f"{case} {size}" for case in ("a hand-designed", "b autoformer", "d s4", "g s4 far")]
+    return [case + _ending(size) for case in ("a hand-designed", "b autoformer", "c s3", "d s4", "g s4 far")]
 
 
 def _span(space: Table) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from study.sizes import FULL, TINY, Size
+from study.surveys import answered
 from tailorvit.arch import Arch
 from tailorvit.runs import Run
 from tailorvit.space import Space
@@ -148,13 +149,15 @@ def work(job: Table, runs: Path) -> Table:
     folder, size = runs / job["name"], (TINY if job["tiny"] else FULL)[job["size"]]
     fast(job["recipe"]["device"])
     begun = time.monotonic()
-    facts = run(job["recipe"], folder)
-    row = extract(folder, facts)
+    with answered(job["asked"]) as heard:
+        facts = run(job["recipe"], folder)
+    row = extract(folder, facts) | ({"asked_before": len(heard)} if heard else {})
     if job["rank"]:
         row["rank"] = look_at_ranks(folder, job["rank"], job["members"], size)
     elif job["members"]:
         row |= two_ways(row, job["members"], size)
-    return {**row, "seconds": round(time.monotonic() - begun, 2)}
+    # A run that was resumed has stages of an earlier process.
+    return {**row, "seconds": round(max(time.monotonic() - begun, sum(row["stages"].values())), 2)}
 
 
 def scores(archs: list[Arch], size: Size, device: str = "cpu") -> list[Table]:
