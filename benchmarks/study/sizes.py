@@ -43,9 +43,9 @@ class Size:
         fixed = {"image_size": [32, 32], "patch": 4, "head_dim": self.head_dim, "reach": 7, "classes": 10}
         return {"family": "vit", "fixed": fixed, "dims": dims}
 
-    def first(self, start: str = "s4") -> Space:
+    def first(self, start: str = "s4", stride: int = 1) -> Space:
         """The same as a value."""
-        return Space.from_dict(self.space(start))
+        return Space.from_dict(self.space(start, stride))
 
     def meter(self) -> Meter:
         """Counts under the limits."""

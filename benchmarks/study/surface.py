@@ -142,14 +142,22 @@ def own_training(surface: Surface) -> Callable[[int], Any]:
 
 
 MIDDLE = {"sized_by": "middle", "iterations": 8}
-WAYS: dict[str, tuple[str, Table]] = {  # the start and the settings
-    "as in the paper, three moves": ("s4", {}),
-    "eight moves": ("s4", {"iterations": 8}),
-    "sized by the middle, three moves": ("s4", {"sized_by": "middle"}),
-    "sized by the middle, eight moves": ("s4", MIDDLE),
-    "the same, momentum 0.5": ("s4", {**MIDDLE, "momentum": 0.5}),
-    "the same from the shallow start": ("shallow", MIDDLE),
-    "the same from the deep start": ("deep", MIDDLE),
+WAYS: dict[str, tuple[str, int, Table]] = {  # the start, grid steps a move and the settings
+    "as in the paper, three moves": ("s4", 1, {}),
+    "two steps a move": ("s4", 2, {}),
+    "adaptive steps": ("s4", 1, {"stride": "adaptive"}),
+    "eight moves": ("s4", 1, {"iterations": 8}),
+    "eight moves from the shallow start": ("shallow", 1, {"iterations": 8}),
+    "four moves of two steps from there": ("shallow", 2, {"iterations": 4}),
+    "eight adaptive moves from there": ("shallow", 1, {"iterations": 8, "stride": "adaptive"}),
+    "eight moves from the deep start": ("deep", 1, {"iterations": 8}),
+    "four moves of two steps from the deep start": ("deep", 2, {"iterations": 4}),
+    "eight adaptive moves from the deep start": ("deep", 1, {"iterations": 8, "stride": "adaptive"}),
+    "sized by the middle, three moves": ("s4", 1, {"sized_by": "middle"}),
+    "sized by the middle, eight moves": ("s4", 1, MIDDLE),
+    "the same, momentum 0.5": ("s4", 1, {**MIDDLE, "momentum": 0.5}),
+    "the same from the shallow start": ("shallow", 1, MIDDLE),
+    "the same from the deep start": ("deep", 1, MIDDLE),
 }
 SURVEYS = ((16, 2), (16, 4), (32, 4))  # members, reach
 MOVES = (3, 4, 6, 8)
@@ -167,15 +175,15 @@ def what_if(
     errors = {"right": (none, none), "spread": (none, spread), "bias": (bias, none), "both": (bias, spread)}
     found: Table = {}
 
-    def reached(start: str, settings: S4Settings, judge: Callable[[int], Any], count: int) -> list[float]:
-        ends = [seek(size.first(start), meter, judge(seed), settings, seed)[0] for seed in range(count)]
+    def reached(first: Space, settings: S4Settings, judge: Callable[[int], Any], count: int) -> list[float]:
+        ends = [seek(first, meter, judge(seed), settings, seed)[0] for seed in range(count)]
         best = [best_in(space, surface, meter) for space in ends]
         return [round(b[0], 2) for b in best if b is not None]
 
     for name in ways:
-        start, more = WAYS[name]
+        start, stride, more = WAYS[name]
         found[name] = {
-            judge: reached(start, S4Settings(pairs=20, **more), supernet(surface, b, s), seeds if s.any() else 1)
+            judge: reached(size.first(start, stride), S4Settings(pairs=20, **more), supernet(surface, b, s), seeds if s.any() else 1)
             for judge, (b, s) in errors.items()
         }
     short, by_surveys = through_surveys(surveys), {}
@@ -183,7 +191,7 @@ def what_if(
         for moves in MOVES:
             how = S4Settings(design="survey", survey=count, reach=reach, sized_by="middle", iterations=moves)
             name = f"{count} members, reach {reach}"
-            by_surveys.setdefault(name, {})[str(moves)] = reached("s4", how, own_training(short), seeds)
+            by_surveys.setdefault(name, {})[str(moves)] = reached(size.first(), how, own_training(short), seeds)
     return {
         "surface": figures(surface, where),
         "short": figures(short, where) if short else None,
