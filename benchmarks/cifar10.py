@@ -134,7 +134,7 @@ def main() -> None:
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     rest = {k: getattr(asked, k) for k in ("grace", "tiny", "keep", "retry")}
-    rest["asked"] = stored(asked.asked, []) if asked.asked else []
+    rest["asked"] = json.loads(asked.asked.read_text(encoding="utf-8")) if asked.asked else []
     queue = Queue(todo, asked.out, asked.processes, asked.minutes, have=have, **rest)
     plan(todo, set(finished(queue.rows)))
     queue.work()

@@ -183,7 +183,12 @@ def what_if(
     for name in ways:
         start, stride, more = WAYS[name]
         found[name] = {
-            judge: reached(size.first(start, stride), S4Settings(pairs=20, **more), supernet(surface, b, s), seeds if s.any() else 1)
+            judge: reached(
+                size.first(start, stride),
+                S4Settings(pairs=20, **more),
+                supernet(surface, b, s),
+                seeds if s.any() else 1,
+            )
             for judge, (b, s) in errors.items()
         }
     short, by_surveys = through_surveys(surveys), {}

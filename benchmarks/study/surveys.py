@@ -58,7 +58,7 @@ def answered(members: Sequence[Table]) -> Iterator[list[Table]]:
 
     Everything else of the run is as if it had trained them itself, which with the same seed it had.
     """
-    known = {(m["stage"], *m["arch"].values()): m for m in members}
+    known = {(m["stage"], *(m["arch"][k] for k in KEYS)): m for m in members}
     trained, used = judges.own_accuracy, list[Table]()
 
     def answer(session: Any, arch: Arch, settings: Any, stage: str, start: Any = None) -> float:
