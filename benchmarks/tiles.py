@@ -1,6 +1,6 @@
 """Which tiles suit the kernels of relative position on this GPU: where TILES in plain/relative_kernel.py comes from.
 
-    python benchmarks/tiles.py --out benchmarks/results/tiles-DATE.json    # a minute and a half on an H200
+    python benchmarks/tiles.py --out benchmarks/results/tiles-DATE.json    # 35 seconds on an H200
     python benchmarks/tiles.py table benchmarks/results/tiles-DATE.json    # what was best, from a stored run
 
 Each kernel is timed with every candidate while the others keep theirs; an answer that differs from the dense formula by

@@ -59,7 +59,7 @@ def test_its_head_states_what_was_measured():
     assert ", ".join(f"{v:.2f}" for v in got) in head
     assert f"{np.mean(got):.2f} +- {np.std(got, ddof=1):.2f} %" in head
     hand = results_of("a hand-designed")
-    assert f"hand-designed network {np.mean(hand):.2f} +- {np.std(hand, ddof=1):.2f}" in head
+    assert f"12 blocks of 100 channels) {np.mean(hand):.2f} +- {np.std(hand, ddof=1):.2f}" in head
 
 
 def test_what_a_survey_has_heard_is_not_asked_again(monkeypatch):

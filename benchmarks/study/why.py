@@ -152,6 +152,7 @@ def measured(rows: Sequence[Table], cases: Sequence[str], space: Space) -> list[
     """Slopes of step 0 in that space with the error of their pairs, by seed, of the first of the cases that has any."""
     for case in cases:
         runs = [r for r in rows if r["case"] == case and r["slopes"] and same(space_at(r, 0), space)]
+        runs.sort(key=lambda r: r["seed"])
         each = [{s["dim"]: (s["z_step"], s["se_step"]) for s in r["slopes"] if s["t"] == 0} for r in runs]
         if each:
             return each
