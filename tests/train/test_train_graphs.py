@@ -15,7 +15,8 @@ from train_toys import plain as toy_plain
 from train_toys import settings as toy_settings
 from train_toys import supernet as toy_supernet
 
-from tailorvit.families import family
+from tailorvit.elastic.compiled import fast_block
+from tailorvit.families import family, with_fixed
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, train
 from tailorvit.train import loop as loop_module
@@ -117,6 +118,29 @@ def test_members_of_a_group_answer_as_they_do_sliced() -> None:
     for arch in (SPACE.largest(), SPACE.smallest(), *(SPACE.sample(rng) for _ in range(6))):
         torch.testing.assert_close(call(x, arch), model(x, arch), rtol=1e-5, atol=1e-5)
     assert len(call.recorder.graphs) <= 9  # widths by depths, not one for each architecture
+
+
+@pytest.mark.parametrize("qkv", ["aligned", "official"])
+@pytest.mark.parametrize("blocks", ["their own", "compiled"])
+def test_members_of_a_group_learn_as_they_do_sliced(monkeypatch: pytest.MonkeyPatch, qkv: str, blocks: str) -> None:
+    """With biases that are not zero, as they are at first: the released layout cuts them by the heads in use."""
+    monkeypatch.setattr(torch, "compile", lambda work, **_: work)
+    space = with_fixed(SPACE, qkv=qkv)
+    seed_everything(0, "init")
+    model = VIT.supernet(space).train()
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    fast, now, rng = fast_block(False) if blocks == "compiled" else None, batch(), np.random.default_rng(2)
+    for arch in (space.smallest(), *(space.sample(rng) for _ in range(3))):
+        found = []
+        for grouped in (False, True):
+            for block in model.blocks:  # type: ignore[union-attr]
+                block.fast = fast if grouped else None
+            logits = model.grouped(now.x, model.group(arch), model.switches(arch)) if grouped else model(now.x, arch)
+            grads = torch.autograd.grad(F.cross_entropy(logits, now.y), [*model.parameters()], allow_unused=True)
+            found.append([logits, *(torch.zeros(1) if g is None else g for g in grads)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one.expand_as(other), other.expand_as(one), rtol=1e-4, atol=1e-6)
 
 
 def test_what_cannot_be_recorded_is_not() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tailorvit.elastic.kernels import AVAILABLE
-from tailorvit.elastic.slicing import Width
+from tailorvit.elastic.slicing import Width, thirds
 from tailorvit.plain.relative import Execution, Places, Tables, attend_packed
 
 Slices = Mapping[str, tuple[Width | None, ...]]
@@ -132,7 +132,10 @@ def fast_block(drops: bool) -> Fast:
             keep = 1 - block.rate
             one, two = (x.new_empty((*x.shape[:-2], 1, 1), dtype=half).bernoulli_(keep) / keep for _ in range(2))
             noise = (one, two)
-        attn, weights = block.attn, (own[0], (cut["attn.qkv_weight"], cut.get("attn.qkv_bias")), *own[1:])
+        attn, bias = block.attn, cut.get("attn.qkv_bias")
+        if bias is not None and inner is not None and attn.qkv_bias.dim() == 1:  # a flat one is cut by what is in use
+            bias = thirds(bias, Width(len(inner), reads=inner))
+        weights = (own[0], (cut["attn.qkv_weight"], bias), *own[1:])
         return run(x, weights, tables, attn.places, attn.head_dim, block.eps, attn.execution, inner, noise)
 
     return fast

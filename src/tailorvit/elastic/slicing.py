@@ -64,8 +64,12 @@ def thirds(flat: Tensor, part: Width) -> Tensor:
     """The released AutoFormer's cut of a Q-K-V bias: the first 3n entries, then three equal parts, for n in use.
 
     Unlike a prefix of each part it gives the same entry to K in one sub-network and to Q or V in another; trained
-    weights have learnt to live with it. Masked: (archs, 1, 1, 3 * size), where what lies outside the mask is arbitrary.
+    weights have learnt to live with it. Masked: (archs, 1, 1, 3 * size), where what lies outside the mask is arbitrary;
+    so it is in the (3 * size,) of a width with ``reads``.
     """
+    if part.reads is not None:
+        begin = part.reads.sum().long() * torch.arange(3, device=flat.device)[:, None]
+        return flat.index_select(0, (begin + torch.arange(part.size, device=flat.device)).flatten())
     if part.count is None:
         return flat[: 3 * part.size]
     start = part.count.long() * torch.arange(3, device=flat.device).view(1, 1, 3, 1)
