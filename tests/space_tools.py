@@ -48,16 +48,16 @@ def rng(seed):
 
 @st.composite
 def made_spaces(draw):
-    """Spaces of one or two stages with random choices."""
+    """Spaces of one or two stages with random choices, halves among them: no name that stands for a count."""
     stages = draw(st.sampled_from([(None,), (0, 1)]))
     values = st.lists(st.integers(1, 12).map(lambda v: v / 2), min_size=1, max_size=4, unique=True).map(sorted)
     dims = []
     for stage in stages:
         depths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True).map(sorted))
         dims.append(Dim("depth", tuple(depths), scope="global" if stage is None else "stage", stage=stage))
-        for name in draw(st.lists(st.sampled_from(["heads", "mlp", "window"]), unique=True)):
+        for name in draw(st.lists(st.sampled_from(["share", "mlp", "ratio"]), unique=True)):
             dims.append(Dim(name, tuple(draw(values)), scope="block", stage=stage))
-    dims.append(Dim("embed", tuple(draw(values))))
+    dims.append(Dim("scale", tuple(draw(values))))
     return Space("any", tuple(draw(st.permutations(dims))), (("classes", draw(st.integers(1, 9))),))
 
 

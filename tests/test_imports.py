@@ -13,7 +13,7 @@ import pytest
 import tailorvit
 
 LAYERS = (
-    ("errors", "rng", "units", "progress", "arch", "ties", "space", "portable", "stats"),
+    ("errors", "rng", "units", "progress", "arch", "ties", "dims", "space", "portable", "stats"),
     ("plain", "elastic"),
     ("families", "data", "runs", "trunks"),
     ("costs", "checkpoints", "proxies", "train"),

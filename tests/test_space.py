@@ -306,3 +306,10 @@ def test_mistakes_are_named(make, words):
         make()
     assert words in str(error.value)
     assert str(error.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["depth", "heads", "embed", "base", "window"])
+def test_counts_are_whole(name):
+    with pytest.raises(TailorError, match=rf"choices of dimension '{name}' must be whole numbers"):
+        Dim(name, (2, 2.5, 3))
+    assert Dim("mlp", (2, 2.5, 3)).choices == (2, 2.5, 3)

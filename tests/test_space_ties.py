@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from space_tools import STAGED, VIT, chances, members, rng, round_trips, seeds
 from tailorvit.arch import Arch
+from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
+from tailorvit.families import family, named_space
+from tailorvit.seek.moves import over
 from tailorvit.space import Dim, Space
 
 TIED = Space(
@@ -128,6 +133,58 @@ def test_smallest_and_largest_of_ties_without_a_common_corner():
     space = Space("pit", (Dim("a", (2, 3)), Dim("b", (3, 4))), (), (("a", "b"),))
     assert space.count() == 2
     assert (space.smallest(), space.largest()) == (Arch("pit", a=3, b=3), Arch("pit", a=2, b=4))
+    both = {space.smallest(), space.largest()}
+    assert set(space.ends()) == set(space.ends(False)) == both, "either may cost most, or least"
+    assert space.hull() == Arch("pit", a=3, b=4) and not space.contains(space.hull())
+
+
+def test_without_ties_the_ends_are_the_largest_and_the_smallest():
+    for space in (VIT, STAGED):
+        assert space.ends() == [space.largest()] == [space.hull()] and space.ends(False) == [space.smallest()]
+
+
+@pytest.mark.parametrize("metric", ["params", "macs"])
+def test_no_member_of_a_tied_space_costs_more_or_less_than_its_ends(metric):
+    """The row with the most squares is not always the dearest: MACs count the early stages more."""
+    found = 0
+    for steps in product((-1, 0, 1, 2), repeat=3):
+        try:
+            space = named_space("pit-s").shift(dict(zip(HEADS, steps)))
+        except TailorError:
+            continue
+        meter, rows = Meter.for_space(space), [*product(*(space[k].choices for k in HEADS))]
+        legal_rows = [dict(zip(HEADS, r)) for r in rows if r[1] % r[0] == r[2] % r[1] == 0]
+        top, bottom = space.largest(), space.smallest()
+        costs = [[meter.cost(metric, end.replace(**row)) for row in legal_rows] for end in (top, bottom)]
+        assert meter.most(metric, space) == max(costs[0]) and meter.least(metric, space) == min(costs[1])
+        found += meter.cost(metric, top) < max(costs[0])
+    assert found, "the case this is about"
+
+
+def test_a_limit_between_tied_rows_is_feasible_and_holds_back():
+    space = named_space("pit-s").shift({"heads.2": 1, "heads.3": 2})
+    low, high = space.smallest(), space.smallest().replace(**{"heads.1": 3, "heads.2": 6, "heads.3": 12})
+    meter = Meter.for_space(space)
+    assert space.contains(high) and meter.cost("macs", high) < meter.cost("macs", low)
+    between = (meter.cost("macs", high) + meter.cost("macs", low)) / 2
+    Meter.for_space(space, Limits.of(max_macs=between)).require_feasible(space)
+    space = named_space("pit-s").shift({"heads.3": 1})
+    meter = Meter.for_space(space)
+    between = (meter.cost("macs", space.largest()) + meter.most("macs", space)) / 2
+    meter = Meter.for_space(space, Limits.of(max_macs=between))
+    assert meter.below(space.largest()) and not meter.holds(space) and over(space, meter) == "macs"
+
+
+def test_a_supernet_of_tied_widths_holds_every_member():
+    small = named_space("windowed-8px")
+    wide = {"embed.1": (8, 20), "embed.2": (20, 24)}
+    dims = [replace(d, choices=wide[d.key], shift=1, minimum=1) if d.key in wide else d for d in small.dims]
+    space = Space("windowed", tuple(dims), small.fixed, (("embed.1", "embed.2"),))
+    model, draw = family("windowed").supernet(space).eval(), rng(0)
+    seen = {space.sample(draw) for _ in range(8)}
+    assert len({a["embed.1"] for a in seen}) == 2
+    for arch in seen:
+        assert model(torch.zeros(1, 1, 8, 8), arch).isfinite().all()
 
 
 def test_moves_drop_choices_that_have_no_partner_left():

@@ -29,6 +29,13 @@ def test_parse(text, metric, value):
     assert parse(text, metric) == pytest.approx(value, rel=1e-12)
 
 
+@given(st.integers(1, 999_999), st.sampled_from(["k", "M", "G"]))
+def test_a_size_with_decimals_is_exact(thousandths, unit):
+    """A limit is inclusive: 1.001M holds a network of 1,001,000 parameters."""
+    text = f"{thousandths // 1000}.{thousandths % 1000:03d}{unit}"
+    assert parse(text, "params") == thousandths * {"k": 1, "M": 10**3, "G": 10**6}[unit]
+
+
 @pytest.mark.parametrize(
     ("text", "metric", "hint"),
     [

@@ -16,7 +16,8 @@ from study.sizes import Size
 from study.slopes import pick, space_at
 from tailorvit.families import family
 from tailorvit.seek.directions import Floats
-from tailorvit.seek.moves import moves, sized
+from tailorvit.seek.moves import middle as middle_of
+from tailorvit.seek.moves import moves
 from tailorvit.seek.s4 import S4Settings, seek
 from tailorvit.space import Space
 
@@ -44,7 +45,7 @@ def start_space(size: Size) -> Space:
 def neighbours(size: Size) -> dict[str, Table]:
     """The middle member of that space and its neighbours by label (``depth-up``), as tables of equal blocks."""
     space = start_space(size)
-    arch = sized(space, "middle")
+    arch = middle_of(space)
     middle = {d.key: arch.one(d.key) if d.scope != "block" else arch.many(d.key)[0] for d in space.dims}
     found = {"middle": {"family": "vit", **middle}}
     for dim in space.dims:

@@ -302,7 +302,7 @@ def _opening(config: Config, data: Data, space: Space, meter: Meter) -> str:
     return (
         f"{config.method} on {data.source}: {len(data.classes)} classes, {n['train']} training / {n['search']} search "
         f"/ {n['test']} test images at {high}x{wide} px{trunk}; {space.count():.3g} architectures, the largest with "
-        f"{units.show(meter.cost('params', space.largest()))} parameters; {meter.limits.describe()}."
+        f"{units.show(meter.most('params', space))} parameters; {meter.limits.describe()}."
     )
 
 

@@ -114,9 +114,9 @@ def space_info(
             if space.multiples
             else {}
         ),
-        "smallest": sized(space.smallest()),
+        "smallest": sized(meter.end("params", space, False)),
         "typical": sized(middle),
-        "largest": sized(space.largest()),
+        "largest": sized(meter.end("params", space)),
         "limits": meter.limits.to_dict(),
         "fits": sum(map(meter.fits, drawn)) / samples,
         "samples": samples,

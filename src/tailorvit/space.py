@@ -6,124 +6,16 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from tailorvit.arch import Arch, Gene, Value, number
+from tailorvit.dims import Dim, Scope
 from tailorvit.errors import TailorError
 from tailorvit.ties import Ties, pairs_of, tie, weight
 
-Scope = Literal["global", "stage", "block"]
-SCOPES: tuple[Scope, ...] = ("global", "stage", "block")
-
-
-def _plus(value: Value, steps: int, step: Value) -> Value:
-    """value + steps*step without binary drift: 3.1 + 2*0.1 is 3.3."""
-    return number(Fraction(str(value)) + steps * Fraction(str(step)))
-
-
-@dataclass(frozen=True)
-class Dim:
-    """One dimension: its choices, who shares a value (scope), how far one space move shifts it."""
-
-    name: str
-    choices: tuple[Value, ...]
-    scope: Scope = "global"
-    stage: int | None = None
-    shift: Value = 0
-    minimum: Value = 0
-    maximum: Value | None = None  # no move leads over it: that would lose small choices and gain none
-
-    def __post_init__(self) -> None:
-        choices = tuple(number(c) for c in self.choices)
-        where = f"dimension '{self.key}'"
-        if self.scope not in SCOPES:
-            raise TailorError(f"The scope of {where} is '{self.scope}'; it must be one of {', '.join(SCOPES)}.")
-        if not choices or list(choices) != sorted(set(choices)) or choices[0] <= 0:
-            raise TailorError(
-                f"The choices of {where} must be positive, ascending and different, not {list(self.choices)}."
-            )
-        if self.name == "depth" and any(not isinstance(c, int) for c in choices):
-            raise TailorError(f"The choices of {where} must be whole numbers, not {list(self.choices)}.")
-        gaps = [_plus(b, -1, a) for a, b in itertools.pairwise(choices)]
-        shift = number(self.shift) or (min(gaps) if gaps else 1)
-        minimum = number(self.minimum) or (1 if all(isinstance(c, int) for c in choices) else min(shift, choices[0]))
-        if choices[0] < minimum:
-            raise TailorError(f"The smallest choice {choices[0]} of {where} lies under its minimum {minimum}.")
-        if self.maximum is not None and choices[-1] > self.maximum:
-            raise TailorError(f"The largest choice {choices[-1]} of {where} lies over its maximum {self.maximum}.")
-        if shift < 0:
-            raise TailorError(f"The shift of {where} must be positive, not {shift}.")
-        object.__setattr__(self, "choices", choices)
-        object.__setattr__(self, "shift", shift)
-        object.__setattr__(self, "minimum", minimum)
-
-    @property
-    def key(self) -> str:
-        """The gene this dimension fills: its name, with the stage behind a dot where there is one."""
-        return self.name if self.stage is None else f"{self.name}.{self.stage}"
-
-    @property
-    def low(self) -> Value:
-        """The smallest choice."""
-        return self.choices[0]
-
-    @property
-    def high(self) -> Value:
-        """The largest choice."""
-        return self.choices[-1]
-
-    @classmethod
-    def span(cls, name: str, low: Value, high: Value, step: Value, **rest: Any) -> Dim:
-        """A dimension with evenly spaced choices low, low+step, ..., high."""
-        low, high, step = number(low), number(high), number(step)
-        if step <= 0 or high < low:
-            raise TailorError(f"Dimension '{name}' needs low <= high and step > 0, not {low}, {high}, {step}.")
-        count = int((Fraction(str(high)) - Fraction(str(low))) / Fraction(str(step))) + 1
-        choices = tuple(_plus(low, i, step) for i in range(count))
-        if choices[-1] != high:
-            raise TailorError(f"Dimension '{name}': {high} is not {low} plus whole steps of {step}.")
-        return cls(name, choices, **{"shift": step, **rest})
-
-    @lru_cache(maxsize=1024)  # noqa: B019 - a Dim is a value; S4 asks for the same few moves thousands of times
-    def moved(self, steps: int, nonpositive: Literal["drop", "strict"] = "drop") -> Dim:
-        """All choices moved by ``steps`` shifts; what falls under the minimum is dropped, or forbidden when strict."""
-        moved = [_plus(c, steps, self.shift) for c in self.choices]
-        kept = tuple(c for c in moved if c >= self.minimum and c > 0)
-        if not kept or (nonpositive == "strict" and len(kept) < len(moved)):
-            raise TailorError(
-                f"Dimension '{self.key}' cannot move by {steps}: {moved} falls under its minimum {self.minimum}."
-            )
-        return replace(self, choices=kept)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        told = {"scope": self.scope, "stage": self.stage, "choices": list(self.choices), "shift": self.shift}
-        told |= {"minimum": self.minimum, "maximum": self.maximum}
-        return {k: v for k, v in told.items() if v is not None}
-
-    @classmethod
-    def from_dict(cls, key: str, data: Mapping[str, Any]) -> Dim:
-        """Read plain data: explicit ``choices`` or ``low``/``high``/``step``."""
-        known = {"scope", "stage", "choices", "shift", "minimum", "maximum", "low", "high", "step"}
-        extra = sorted(set(data) - known)
-        if extra:
-            raise TailorError(f"Dimension '{key}' has the unknown key '{extra[0]}'; known: {', '.join(sorted(known))}.")
-        name, _, stage = key.partition(".")
-        if str(data.get("stage", stage)) != stage:
-            raise TailorError(f"Dimension '{key}' says stage {data['stage']}; write it in the name, like depth.1.")
-        rest = {k: data[k] for k in ("scope", "shift", "minimum", "maximum") if k in data}
-        rest["stage"] = int(stage) if stage else None
-        if "choices" in data:
-            if not isinstance(data["choices"], list | tuple):
-                raise TailorError(f"The choices of dimension '{key}' must be a list, not {data['choices']!r}.")
-            return cls(name, tuple(data["choices"]), **rest)
-        if not {"low", "high", "step"} <= set(data):
-            raise TailorError(f"Dimension '{key}' needs 'choices', or 'low', 'high' and 'step'.")
-        return cls.span(name, data["low"], data["high"], data["step"], **rest)
+__all__ = ["Dim", "Scope", "Space"]
 
 
 @dataclass(frozen=True)
@@ -254,6 +146,16 @@ class Space:
     def largest(self) -> Arch:
         """The member with the highest choice everywhere; of tied values the legal row with the most squares."""
         return self._fill(lambda choices: max(choices, key=weight))
+
+    def ends(self, top: bool = True) -> list[Arch]:
+        """The members of which one costs most, or least: without ties the largest or the smallest alone."""
+        arch, groups = self.largest() if top else self.smallest(), list(dict.fromkeys(self._tied.values()))
+        rows = itertools.product(*(ties.ends(top) for ties in groups))
+        return [arch.replace(**{k: v for t, r in zip(groups, row) for k, v in zip(t.keys, r)}) for row in rows]
+
+    def hull(self) -> Arch:
+        """The highest choice everywhere, ties set aside: no member perhaps, but a supernet of this size holds all."""
+        return self.largest().replace(**{key: self[key].high for key in self._tied})
 
     def with_value(self, arch: Arch, key: str, value: Value, rng: np.random.Generator) -> Arch:
         """``arch`` with one dimension set (all blocks alike); blocks a greater depth adds are drawn from ``rng``.

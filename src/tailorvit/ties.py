@@ -32,6 +32,10 @@ class Ties:
         at = self.keys.index(key)
         return tuple(sorted({row[at] for row in self.rows}))
 
+    def ends(self, top: bool) -> tuple[tuple[Value, ...], ...]:
+        """The rows that no other reaches or exceeds in every value (``top``), or undercuts: one of them costs most."""
+        return _ends(self.rows, top)
+
     def nearest(self, arch: Arch, key: str, value: Value) -> dict[str, Gene]:
         """The row with this value that moves the other dimensions least; of two as near, the one on the value's way."""
         at, old = self.keys.index(key), [arch.one(k) for k in self.keys]
@@ -79,6 +83,16 @@ def _rows(choices: Choices, pairs: Pairs) -> Ties:
         told = "; ".join(f"{k} {', '.join(map(str, c))}" for k, c in choices)
         raise TailorError(f"No values of {told} are multiples of one another as the space wants them.")
     return Ties(keys, rows)
+
+
+@lru_cache(maxsize=4096)  # as above
+def _ends(rows: tuple[tuple[Value, ...], ...], top: bool) -> tuple[tuple[Value, ...], ...]:
+    sign = 1 if top else -1
+    return tuple(
+        row
+        for row in rows
+        if not any(other != row and all(sign * o >= sign * v for o, v in zip(other, row)) for other in rows)
+    )
 
 
 def weight(value: Any) -> tuple[float, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from tailorvit.errors import TailorError
 
@@ -26,8 +27,11 @@ def parse(text: str | int | float, metric: str) -> float:
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
         if not match or (match[2] and match[2] not in table):
             raise TailorError(f"Cannot read '{text}' as a limit on {metric}; write it like {example}.")
-        value = float(match[1]) * table.get(match[2], 1)
-    if not 0 < value < float("inf"):
+        # Exact before it is rounded once: 1.001M is 1,001,000 and holds a network of that size.
+        value = float(match[1])
+        if value < 1e200:
+            value = float(Fraction(match[1]) * Fraction(str(table.get(match[2], 1))))
+    if not 0 < value < 1e200:
         raise TailorError(f"A limit on {metric} must be above zero and finite, not '{text}'.")
     return value
 

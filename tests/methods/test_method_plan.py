@@ -53,18 +53,18 @@ def data(size=8, classes=10, channels=1):
     ],
 )
 def test_the_usual_sides(side, patch):
-    assert patch_for(side) == patch
+    assert patch_for((side, side)) == patch
 
 
 def test_every_side_gets_a_patch_that_fits_or_a_sentence():
     refused = []
     for side in range(1, 513):
         try:
-            patch = patch_for(side)
+            patch = patch_for((side, side))
         except TailorError as error:
             refused.append(side)
             near = int(str(error).split("--image-size ")[1].rstrip("."))
-            assert f"{side} px" in str(error) and near > 0 and patch_for(near), "the advice works"
+            assert f"{side} px" in str(error) and near > 0 and patch_for((near, near)), "the advice works"
             continue
         assert side % patch == 0 and (4 if side >= 8 else 2) <= side // patch <= 16
         assert patch >= 2 or side < 16
@@ -224,6 +224,21 @@ def test_oblong_images():
     fixed = data_fixed(None, data((32, 64), 3), limits)
     assert fixed["patch"] == 4 and fixed["image_size"] == (32, 64)
     assert auto_space("vit", fixed, limits).count() > 1
+
+
+@pytest.mark.parametrize("size", [(48, 64), (64, 48), (96, 128), (60, 80), (120, 160), (28, 42), (224, 336)])
+def test_a_patch_cuts_both_sides(size):
+    patch = patch_for(size)
+    assert size[0] % patch == size[1] % patch == 0 and 4 <= min(size) // patch <= 16
+    limits = Limits.of(max_params="1M")
+    space = auto_space("vit", data_fixed(None, data(size, 3, 3), limits), limits)
+    assert Meter.for_space(space).cost("macs", space.largest()) > 0
+
+
+def test_oblong_images_that_no_patch_cuts_get_advice_that_works():
+    with pytest.raises(TailorError, match=r"97x101 px .*try --set data.image_size=\[96,104\]\.$"):
+        patch_for((97, 101))
+    assert patch_for((96, 104)) == 8
 
 
 # -- tiny forms -------------------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ def test_best_trial_breaks_ties_by_params_then_macs_then_text():
     assert best_trial([replace(base, arch=A), base]).arch == B
     with pytest.raises(ValueError):
         best_trial([])
+    lost = replace(base, accuracy=float("nan"), params=1)
+    assert best_trial([lost, base]) == best_trial([base, lost]) == base
 
 
 class Countdown:

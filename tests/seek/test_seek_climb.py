@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from tailorvit.families import named_space
 from tailorvit.search import EvolutionSettings, RandomSettings, best_trial, run_search, searcher
 from tailorvit.search.synthetic import Synthetic
 from tailorvit.seek.s4 import Book, S4Settings, seek
+from tailorvit.seek.slopes import POINTS
 
 SMALL = named_space("vit-32px")
 OPTIMUM = {"depth": 9, "mlp": 2.5, "heads": 5, "embed": 80}
@@ -105,6 +108,21 @@ def test_adaptive_stops_early_where_the_choice_is_clear():
     assert quick.gamma == full.gamma
     assert all(q.pairs == f.pairs[:10] for q, f in zip(quick.slopes, full.slopes)), "a prefix of the same pairs"
     assert [len(s.pairs) for s in hard.slopes] == [40] * 4, "noise needs all of them"
+
+
+def test_adaptive_looks_at_the_slopes_a_move_is_chosen_by():
+    """A correction that is hardly known makes a clear choice doubtful; momentum and significance count alike."""
+    meter = Meter.for_space(SMALL, Limits.of(max_params="1M"))
+
+    def pairs(correct=None, **more):
+        def evaluator(space, t):
+            return lambda archs: [3 * a.one("depth") - a.one("embed") / 8 for a in archs]
+
+        settings = S4Settings(iterations=1, pairs=40, adaptive=True, **more)
+        return {len(s.pairs) for s in seek(SMALL, meter, evaluator, settings, 0, None, POINTS, correct)[2][-1].slopes}
+
+    assert pairs() == {10}
+    assert pairs(lambda space, t, found: [replace(s, se=100.0) for s in found]) == {40}
 
 
 def test_s4_and_evolution_beat_random_search_at_equal_evaluations():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -160,7 +161,39 @@ def test_a_cosine_of_exactly_zero_stops_unless_told_otherwise():
     options = [m for m in moves(space, meter) if m.gamma == (0, 1, 0, 0)]
     flat = slopes(1, 0, 0, 0, space=space)
     assert decide(space, flat, options, S4Settings(), 0, {space}, "params")[1] is None
-    assert decide(space, flat, options, S4Settings(stop_at=-1e-9), 0, {space}, "params")[1] is not None
+    assert decide(space, flat, options, S4Settings(stop_at=-1e-6), 0, {space}, "params")[1] is not None
+
+
+@pytest.mark.parametrize("z", [(0.1, 0.2, 0.3), (0.1, 0.7, 0.8), (0.3, 0.6, 0.9)])
+def test_rounding_does_not_decide_whether_a_cosine_is_zero(z):
+    """Their sums are some 1e-16 above or below nothing."""
+    dims = (Dim("depth", (2, 3)), Dim("embed", (16, 24)), Dim("heads", (2, 3), scope="block"))
+    space = Space("vit", (*dims, Dim("mlp", (2,), scope="block")), named_space("vit-32px").fixed)
+    options = [m for m in moves(space, Meter.for_space(space)) if m.gamma in ((1, 1, -1, 0), (-1, -1, 1, 0))]
+    found = [Slope(d, v / float(space[d].shift), 0.1, space[d].shift, ()) for d, v in zip(space.keys, (*z, 0.0))]
+    assert len(options) == 2
+    assert decide(space, found, options, S4Settings(), 0, {space}, "params")[1] is None
+
+
+def test_a_neighbour_without_whole_heads_is_no_neighbour():
+    space = named_space("s4-swin")
+    embed = replace(space["embed"], shift=4)
+    space = replace(space, dims=tuple(embed if d.key == "embed" else d for d in space.dims))
+    found = moves(space, Meter.for_space(space))
+    assert found and all(m.gamma[space.keys.index("embed")] == 0 for m in found)
+
+
+def test_a_repair_names_the_limit_that_is_broken():
+    """Parameters are within theirs, MACs are not."""
+    params, macs = METER.counter.both(PAPER.largest())
+    meter = Meter.for_space(PAPER, Limits.of(max_params=2 * params, max_macs=0.9 * macs))
+    with pytest.raises(InfeasibleError, match=r"member has macs .*, over params"):
+        seek(PAPER, meter, flat, S4Settings(on_violation="error"), 0)
+    space, _, decisions = seek(PAPER, meter, flat, S4Settings(pairs=2), 0)
+    assert "has macs" in decisions[0].sentence and meter.holds(space)
+    far = Meter.for_space(PAPER, Limits.of(max_params=2 * params, max_macs=0.3 * macs))
+    space, _, decisions = seek(PAPER, far, flat, S4Settings(pairs=2), 0)
+    assert far.holds(space) and sum(d.kind == "repair" for d in decisions) > 1
 
 
 def test_revisits():

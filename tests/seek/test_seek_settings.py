@@ -11,7 +11,7 @@ from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.search.synthetic import Synthetic
-from tailorvit.seek.moves import moves, next_stride, sized
+from tailorvit.seek.moves import middle, moves, next_stride, over, size_of
 from tailorvit.seek.s4 import Book, S4Settings, blended, decide, judged, seek
 from tailorvit.seek.slopes import Slope, estimate
 
@@ -99,10 +99,12 @@ def test_where_nothing_lies_so_far_the_same_slopes_are_asked_nearer():
 
 
 def test_the_middle_member_has_middle_values():
-    arch = sized(SMALL, "middle")
+    arch = middle(SMALL)
     assert (arch["depth"], arch["embed"]) == (7, 112)
     assert arch["mlp"] == (3.5,) * 7 and arch["heads"] == (3,) * 7 and SMALL.contains(arch)
-    assert sized(SMALL) == SMALL.largest()
+    meter = Meter.for_space(SMALL)
+    assert size_of(SMALL, meter, "params") == meter.cost("params", SMALL.largest())
+    assert size_of(SMALL, meter, "params", "middle") == meter.cost("params", arch)
 
 
 def test_sized_by_the_middle_members_lie_on_both_sides_of_the_limit():
@@ -114,7 +116,7 @@ def test_sized_by_the_middle_members_lie_on_both_sides_of_the_limit():
     meter, shares = Meter.for_space(SMALL, Limits.of(max_params="1.5M")), {}
     for by in ("largest", "middle"):
         space, _, _ = seek(SMALL, meter, ask, S4Settings(iterations=8, pairs=6, sized_by=by), 0)
-        assert meter.below(sized(space, by))
+        assert over(space, meter, by) is None
         shares[by] = meter.share(space, 400)
     assert shares["largest"] == 1.0, "the paper's rule: every member keeps the limit"
     assert 0.2 < shares["middle"] < 0.9
@@ -122,7 +124,7 @@ def test_sized_by_the_middle_members_lie_on_both_sides_of_the_limit():
 
 def test_repairs_look_at_the_member_that_sizes_the_space():
     meter = Meter.for_space(SMALL, Limits.of(max_params="1M"))
-    assert not meter.below(SMALL.largest()) and meter.below(sized(SMALL, "middle"))
+    assert not meter.below(SMALL.largest()) and meter.below(middle(SMALL))
     for by, repairs in (("largest", 1), ("middle", 0)):
         _, _, decisions = seek(SMALL, meter, lambda *_: None, S4Settings(iterations=0, sized_by=by), 0)
         assert len(decisions) == repairs

@@ -14,7 +14,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.methods.plan import require_feasible, require_survey
 from tailorvit.rng import generator
-from tailorvit.seek.moves import sized
+from tailorvit.seek.moves import middle as middle_of
 from tailorvit.seek.plane import value_of
 from tailorvit.seek.s4 import S4Settings, seek
 from tailorvit.seek.slopes import estimate
@@ -63,7 +63,7 @@ def test_blocks_are_alike_in_dimensions_that_are_not_asked_about_too():
     held = [d for d in SPACE.dims if d.scope == "block"]
     drawn = candidates(SPACE, asked, wider(SPACE, 3, [d.key for d in asked]), METER, 200, generator(4, "x"))
     assert len({a.one("depth") for a in drawn}) > 3 and len(held) > 1
-    middle = sized(SPACE, "middle")
+    middle = middle_of(SPACE)
     for dim in held:
         assert {v for a in drawn for v in a.many(dim.key)} == {middle.many(dim.key)[0]}
 

@@ -78,7 +78,8 @@ def test_a_masked_step_equals_a_sliced_one(arch, drop_path):
     batch, found = Toys().at(1), []
     for masked in (False, True):
         torch.manual_seed(3)
-        found.append(gradients(supernet(drop_path), (arch,), settings(masked=masked, freeze="tensor"), batch))
+        given = settings(masked=masked, freeze="none" if masked else "tensor")
+        found.append(gradients(supernet(drop_path), (arch,), given, batch))
     sliced, masked = found
     assert sliced.keys() <= masked.keys()
     assert any(g.abs().sum() > 0 for g in sliced.values())
@@ -337,7 +338,8 @@ def test_blocks_of_a_supernet_share_one_compiled_function(monkeypatch):
     ends = []
     for compile in (False, True):
         model = supernet()
-        train(model, Toys(), SinglePath(SPACE), settings(epochs=1, compile=compile), 0)
+        # Not AdamW: where a gradient is nothing but rounding, as that of K's bias, it takes whole steps by its sign.
+        train(model, Toys(), SinglePath(SPACE), settings(epochs=1, compile=compile, optimizer="sgd"), 0)
         ends.append(dict(model.named_parameters()))
     assert made == [{"dynamic": False, "fullgraph": True}]
     choices = next(d.choices for d in SPACE.dims if d.key == "embed")

@@ -89,8 +89,31 @@ class Meter:
         return self.problem(arch) is None
 
     def below(self, arch: Arch) -> bool:
-        """Whether it lies strictly below every upper limit: S4's condition on the largest member of a space."""
+        """Whether it lies strictly below every upper limit."""
         return all(high is None or self.cost(metric, arch) < high for metric, _, high in self.limits)
+
+    def end(self, metric: Metric, space: Space, top: bool = True) -> Arch:
+        """The member of a space that costs most, or least; among tied values by counting, where a cost is measured."""
+        ends = space.ends(top)
+        count = self.counter.params if metric in ("params", "memory") else self.counter.macs
+        return (max if top else min)(ends, key=count) if len(ends) > 1 else ends[0]
+
+    def most(self, metric: Metric, space: Space) -> float:
+        """The cost of the space's costliest member."""
+        return self.cost(metric, self.end(metric, space))
+
+    def least(self, metric: Metric, space: Space) -> float:
+        """The cost of its cheapest."""
+        return self.cost(metric, self.end(metric, space, False))
+
+    def largest(self, space: Space) -> dict[str, int]:
+        """The most parameters and the most MACs that a member has; of tied values not always the same one's."""
+        counter = self.counter
+        return {"params": counter.params(self.end("params", space)), "macs": counter.macs(self.end("macs", space))}
+
+    def holds(self, space: Space) -> bool:
+        """Whether every member lies strictly below every upper limit: S4's condition on a space."""
+        return all(high is None or self.most(metric, space) < high for metric, _, high in self.limits)
 
     def share(self, space: Space, n: int = 2000, seed: int = 0) -> float:
         """The share of sampled members that keep the limits."""
@@ -99,9 +122,8 @@ class Meter:
 
     def require_feasible(self, space: Space, tries: int = 20_000) -> None:
         """Raise, before any training, when no member can keep the limits, with the nearest figure there is."""
-        smallest, largest = space.smallest(), space.largest()
         for metric, low, high in self.limits:
-            least, most = self.cost(metric, smallest), self.cost(metric, largest)
+            least, most = self.least(metric, space), self.most(metric, space)
             if high is not None and least > high:
                 raise InfeasibleError(
                     f"No architecture of the space has {metric} <= {units.show(high, metric)}: "
@@ -112,7 +134,8 @@ class Meter:
                     f"No architecture of the space has {metric} >= {units.show(low, metric)}: "
                     f"the largest has {units.show(most, metric)}."
                 )
-        if not self.limits or self.fits(smallest) or self.fits(largest):
+        smallest, largest = space.smallest(), space.largest()
+        if not self.limits or any(map(self.fits, (*space.ends(False), *space.ends()))):
             return
         rng = generator(0, "feasible")
         tries = tries if set(self.limits.metrics) <= {"params", "macs"} else 50  # measuring is slow

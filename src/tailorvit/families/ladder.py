@@ -138,7 +138,7 @@ class ElasticLadder(nn.Module):
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
         super().__init__()
         self.space, self.frame = space, frame_of(dict(space.fixed))
-        frame, largest = self.frame, space.largest()
+        frame, largest = self.frame, space.hull()
         _check(frame, int(largest.one("embed")), int(largest.one("depth")))
         self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))
         self.heads = int(max(largest.many("heads")))

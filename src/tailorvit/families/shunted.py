@@ -224,7 +224,7 @@ class ElasticShunted(nn.Module):
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
         super().__init__()
         self.space, self.frame = space, frame_of(dict(space.fixed))
-        largest = space.largest()
+        largest = space.hull()
         for embed in space["embed"].choices:
             shapes(self.frame, int(embed), largest.one("mlp"))
         embed, depths = int(largest.one("embed")), self.frame.depths(int(largest.one("depth")))

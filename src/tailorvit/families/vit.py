@@ -92,7 +92,7 @@ class ElasticViT(nn.Module):
     def __init__(self, space: Space, drop_path: float = 0.0, execution: Execution = "auto") -> None:
         super().__init__()
         self.space, self.frame = space, frame_of(dict(space.fixed))
-        largest = space.largest()
+        largest = space.hull()
         self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))
         self.heads = int(max(largest.many("heads")))
         self.hidden = int(self.embed * max(largest.many("mlp")))

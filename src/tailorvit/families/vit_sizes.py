@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,18 @@ from tailorvit.space import Dim, Space
 TINY = {"depth": 2, "embed": 24, "heads": 2, "mlp": 2}
 
 
-def patch_for(side: int) -> int:
-    """The patch that cuts an image side into about 8 pieces (14 for large images), four at least (two under 8 px)."""
+def patch_for(size: tuple[int, int]) -> int:
+    """The patch that cuts the short side into about 8 pieces (14 for large images), four at least (two under 8 px)."""
+    side, common = min(size), math.gcd(*size)
     goal = 8 if side <= 128 else 14
     fewest = 4 if side >= 8 else 2
-    options = [p for p in range(1, side // fewest + 1) if side % p == 0 and side // p <= 16]
+    options = [p for p in range(1, side // fewest + 1) if common % p == 0 and side // p <= 16]
     if not options:
-        near = max(8, round(side / 8) * 8)
+        high, wide = (max(8, round(s / 8) * 8) for s in size)
+        want = f"--image-size {high}" if high == wide else f"--set data.image_size=[{high},{wide}]"
         raise TailorError(
-            f"Images of {side} px cannot be cut into 4 to 16 equal patches a side; try --image-size {near}."
+            f"Images of {size[0]}x{size[1]} px cannot be cut into equal square patches, 4 to 16 on the short side; "
+            f"try {want}."
         )
     # 8 px digits would give 1 px patches: at least 2 px a patch where the side allows.
     return min(options, key=lambda p: (abs(side // p - goal) + (100 if p < 2 <= side // 2 else 0), p))
@@ -32,7 +36,7 @@ def head_dim_for(params: float) -> int:
 
 def settle(size: tuple[int, int], params: float) -> dict[str, Any]:
     """Patch, head width and reach of relative position for an image size and a budget."""
-    patch = patch_for(min(size))
+    patch = patch_for(size)
     return {"patch": patch, "head_dim": head_dim_for(params), "reach": max(1, min(14, max(size) // patch - 1))}
 
 

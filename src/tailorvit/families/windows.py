@@ -154,7 +154,7 @@ class ElasticWindows(nn.Module):
     ) -> None:
         super().__init__()
         self.space, self.frame, self.stages_of = space, frame, stages_of
-        self.shapes = stages_of(frame, space.largest())
+        self.shapes = stages_of(frame, space.hull())
         depth = sum(len(s.heads) for s in self.shapes)
         # Rates belong to the absolute block index, so a block keeps its rate in every sub-network.
         rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]

@@ -133,14 +133,13 @@ def _rival(session: Session, arch: Arch | None, model: nn.Module | None, test: A
 def _path(session: Session) -> list[dict[str, Any]]:
     rows = []
     for row in session.run.spaces():
-        params, macs = session.meter.counter.both(row["space"].largest())
         dims = {d.key: list(d.choices) for d in row["space"].dims}
         rows.append(
             {
                 "t": row.get("step", row["t"]),
                 "repair": row.get("repair", False),
                 "dims": dims,
-                "largest": {"params": params, "macs": macs},
+                "largest": session.meter.largest(row["space"]),
             }
         )
     return rows

@@ -58,7 +58,7 @@ def initial_space(config: Config, data: Any, limits: Limits) -> Space:
 def auto_space(family_name: str, fixed: Mapping[str, Any], limits: Limits, **meter: Any) -> Space:
     """The largest space of the usual shape whose largest member lies under every limit."""
     record, gauge = family(family_name), Meter(family_name, fixed, limits, **meter)
-    space = largest_fitting(record.auto(fixed), lambda s: gauge.below(s.largest()), lambda s: _size(gauge, s.largest()))
+    space = largest_fitting(record.auto(fixed), gauge.holds, lambda s: _size(gauge, s.largest()))
     if space is None:
         least = next(record.auto(fixed))
         raise InfeasibleError(
@@ -273,8 +273,8 @@ def _scaled_limits(config: Config, full: Space, small: Space) -> dict[str, str |
     for metric, low, high in config.budget():
         if metric not in ("params", "macs"):
             continue
-        least, most = before.cost(metric, full.smallest()), before.cost(metric, full.largest())
-        new_least, new_most = after.cost(metric, small.smallest()), after.cost(metric, small.largest())
+        least, most = before.least(metric, full), before.most(metric, full)
+        new_least, new_most = after.least(metric, small), after.most(metric, small)
         for side, bound in (("min", low), ("max", high)):
             if bound is not None:
                 place = (bound - least) / max(most - least, 1)

@@ -10,7 +10,7 @@ from tailorvit.methods.anchors import anchored
 from tailorvit.methods.evaluators import evaluator, finish_by_score, meter_of, scale_of, seek_facts
 from tailorvit.methods.finish import finish
 from tailorvit.methods.session import Session, Supernets
-from tailorvit.seek.moves import size_metric, sized
+from tailorvit.seek.moves import size_metric, size_of
 from tailorvit.seek.s4 import Book, Decision, options_at, seek
 from tailorvit.space import Space
 
@@ -23,8 +23,7 @@ class RunBook(Book):
 
     def space(self, t: int, space: Space, repaired: bool) -> None:
         """A space was reached."""
-        params, macs = self.session.meter.counter.both(space.largest())
-        facts = {"step": t, "repair": repaired, "largest": {"params": params, "macs": macs}}
+        facts = {"step": t, "repair": repaired, "largest": self.session.meter.largest(space)}
         self.session.run.record_space(self._count, space, **facts, count_log10=math.log10(space.count()))
         self._count += 1
 
@@ -45,7 +44,7 @@ def tell_idle_limit(session: Session) -> None:
     if high is None or not settings.iterations:
         return
     near = max((m.size for m in options_at(space, meter, settings, False)), default=0.0)
-    most = meter.cost(metric, sized(space, settings.sized_by))  # type: ignore[arg-type]
+    most = size_of(space, meter, metric, settings.sized_by)
     if max(near, most) < high:
         session.tell_once(
             "warning",

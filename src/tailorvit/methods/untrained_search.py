@@ -139,7 +139,7 @@ def banded(session: Session, space: Space, band: float, seeking: bool = False) -
         )
         return session.meter
     metric, high = bound
-    top = min(high, session.meter.cost(metric, space.largest()))
+    top = min(high, session.meter.most(metric, space))
     low = (1 - band) * top
     sizes = f"{metric} from {units.show(low, metric)} to {units.show(top, metric)}"
     text = f"Only networks with {sizes} are scored (proxy.band {band:g}): over all sizes a score mostly ranks by size."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -98,8 +99,9 @@ def run_search(searcher: Searcher, evaluate: Evaluate, on_generation: OnGenerati
 
 
 def merit(trial: Trial) -> tuple[float, int, int, str]:
-    """Sort key, best first: accuracy, then fewer parameters, then fewer MACs, then the JSON text."""
-    return -trial.accuracy, trial.params, trial.macs, trial.arch.to_json()
+    """Sort key, best first: accuracy, then fewer parameters, then fewer MACs, then the JSON text; NaN comes last."""
+    lost = math.inf if math.isnan(trial.accuracy) else -trial.accuracy
+    return lost, trial.params, trial.macs, trial.arch.to_json()
 
 
 def best_trial(trials: Iterable[Trial]) -> Trial:

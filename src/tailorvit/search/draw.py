@@ -36,7 +36,7 @@ def draw(space: Space, legal: Legal, rng: np.random.Generator, n: int, seen: Col
 def first_draw(space: Space, legal: Legal, rng: np.random.Generator, n: int) -> list[Arch]:
     """As :func:`draw`, for the start of a search: an error when no legal member is found at all."""
     # A tight limit may leave only the ends of the space, which sampling never meets.
-    found = draw(space, legal, rng, n, ()) or [a for a in (space.smallest(), space.largest()) if legal(a)][:n]
+    found = draw(space, legal, rng, n, ()) or [a for a in (*space.ends(False), *space.ends()) if legal(a)][:n]
     if not found:
         tries = min(TRIES * n, space.count())
         raise InfeasibleError(f"None of {tries} architectures drawn from the space keeps the limits.")

@@ -33,21 +33,30 @@ def size_metric(meter: Meter) -> str:
     return next((m for m, _, high in meter.limits if high is not None), "params")
 
 
-def sized(space: Space, by: SizedBy = "largest") -> Arch:
-    """The member whose cost is the space's size: the largest, as in the paper, or the one with middle values."""
+def middle(space: Space) -> Arch:
+    """The member with middle values."""
     arch = space.largest()
-    if by == "largest":
-        return arch
     rng = generator(0, "middle")  # asked for blocks a greater depth adds; going down from the largest adds none
     for dim in space.dims:
         arch = space.with_value(arch, dim.key, dim.choices[(len(dim.choices) - 1) // 2], rng)
     return arch
 
 
+def size_of(space: Space, meter: Meter, metric: str, by: SizedBy = "largest") -> float:
+    """What the member costs that a space is sized by: the largest, as in the paper, or the one with middle values."""
+    if by == "largest":
+        return meter.most(metric, space)  # type: ignore[arg-type]
+    return meter.cost(metric, middle(space))  # type: ignore[arg-type]
+
+
+def over(space: Space, meter: Meter, by: SizedBy = "largest") -> str | None:
+    """The first cost by which that member is not strictly under its upper limit."""
+    return next((m for m, _, high in meter.limits if high is not None and size_of(space, meter, m, by) >= high), None)
+
+
 def too_small(space: Space, meter: Meter, by: SizedBy = "largest") -> bool:
-    """Does the member a space is sized by miss a lower limit?"""
-    here = sized(space, by)
-    return any(low is not None and meter.cost(m, here) < low for m, low, _ in meter.limits)
+    """Does it miss a lower limit?"""
+    return any(low is not None and size_of(space, meter, m, by) < low for m, low, _ in meter.limits)
 
 
 def movable(space: Space, named: Sequence[str] = ()) -> tuple[str, ...]:
@@ -78,19 +87,22 @@ def moves(
     A lower limit asks the same member to reach it, so that something in the space can; while a space lies under it,
     every larger neighbour will do. A neighbour lies ``stride`` steps away in every dimension that moves.
     """
-    metric, found, here, cost = size_metric(meter), list[Move](), sized(space, by), meter.cost
+    metric, found = size_metric(meter), list[Move]()
+    lows = [(m, low, size_of(space, meter, m, by)) for m, low, _ in meter.limits if low is not None]
     at = [space.keys.index(key) for key in movable(space, dims)]
     directions = np.zeros((3 ** len(at) - 1, len(space.dims)), dtype=np.int64)
     directions[:, at] = stride * neighbours(len(at))
     for gamma in directions.tolist():
         try:
             moved = space.shift(dict(zip(space.keys, gamma, strict=True)), nonpositive)
+            size = size_of(moved, meter, metric, by)
         except TailorError:
-            continue  # a dimension would lose all its choices
-        top = sized(moved, by)
-        low_ok = all(low is None or cost(m, top) >= low or cost(m, top) > cost(m, here) for m, low, _ in meter.limits)
-        if not legal or (meter.below(top) and low_ok):
-            found.append(Move(tuple(gamma), moved, cost(metric, top)))  # type: ignore[arg-type]
+            continue  # a dimension would lose all its choices, or a width has no whole heads
+        if legal:
+            sizes = {m: size_of(moved, meter, m, by) for m, _, _ in lows}
+            if over(moved, meter, by) or any(sizes[m] < low and sizes[m] <= here for m, low, here in lows):
+                continue
+        found.append(Move(tuple(gamma), moved, size))
     return found
 
 

@@ -292,8 +292,8 @@ class Found:
 
 def within(space: Space, meter: Meter, enough: int) -> int:
     """How many different members keep the limits, counted up to ``enough``; 0 where the smallest is too large."""
-    ends = (space.smallest(), space.largest())
-    if not all(high is None or meter.cost(metric, ends[0]) <= high for metric, _, high in meter.limits):
+    ends = (*space.ends(False), *space.ends())
+    if not all(high is None or meter.least(metric, space) <= high for metric, _, high in meter.limits):
         return 0
     if not meter.limits:
         return min(enough, space.count())
@@ -365,7 +365,7 @@ def seek(
 
 def _went_back(path: Sequence[Space], t: int, meter: Meter, number: int) -> Decision:
     count = len(path) - 1 - t
-    least = ", ".join(f"{m} {units.show(meter.cost(m, path[-1].smallest()), m)}" for m in meter.limits.metrics)
+    least = ", ".join(f"{m} {units.show(meter.least(m, path[-1]), m)}" for m in meter.limits.metrics)
     sentence = (
         f"Step {number}: went back {count} update{'s' if count > 1 else ''} to the space of step {t}, the last "
         f"with enough architectures within {meter.limits.describe()}; the smallest of step {len(path) - 1} has {least}."

@@ -16,8 +16,8 @@ import numpy as np
 from tailorvit import units
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import InfeasibleError, TailorError
-from tailorvit.seek.directions import Floats, Ints, agreement, best, cosines
-from tailorvit.seek.moves import Move, SizedBy, movable, moves, next_stride, size_metric, sized, too_small
+from tailorvit.seek.directions import TIE, Floats, Ints, agreement, best, cosines
+from tailorvit.seek.moves import Move, SizedBy, movable, moves, next_stride, over, size_metric, size_of, too_small
 from tailorvit.seek.plane import estimate_plane
 from tailorvit.seek.slopes import POINTS, Accuracies, Scale, Slope, estimate
 from tailorvit.seek.survey import Survey
@@ -185,7 +185,7 @@ def decide(
     if float(np.linalg.norm(z)) < 1e-12:
         return stop("no evidence", f"Step {t}: the space stays, since no dimension shows any effect on {_goal(scale)}.")
     for i in order:
-        if cos[i] <= settings.stop_at:
+        if cos[i] <= settings.stop_at + TIE:  # rounding must not decide
             return stop(
                 "no promising neighbour",
                 f"Step {t}: the space stays; of {len(options)} legal neighbours the best new one has cosine "
@@ -211,13 +211,20 @@ def options_at(space: Space, meter: Meter, settings: S4Settings, legal: bool = T
     return moves(space, meter, settings.nonpositive, legal, settings.dims, settings.sized_by, stride)
 
 
-def repair_move(space: Space, meter: Meter, settings: S4Settings, slopes: Sequence[Slope] | None) -> Move:
-    """One move of a space whose largest member breaks the limit: into the legal set if possible, else towards it."""
-    metric = size_metric(meter)
+def repair_move(
+    space: Space, meter: Meter, settings: S4Settings, slopes: Sequence[Slope] | None, metric: str | None = None
+) -> Move:
+    """One move of a space whose largest member breaks a limit: into the legal set if possible, else towards it.
+
+    ``metric`` is the cost that breaks it; the first with an upper limit where none is named.
+    """
     options = options_at(space, meter, settings)
     if not options:
-        here = meter.cost(metric, sized(space, settings.sized_by))  # type: ignore[arg-type]
-        options = [m for m in options_at(space, meter, settings, False) if m.size < here]
+        metric = metric or size_metric(meter)
+        here = size_of(space, meter, metric, settings.sized_by)
+        every = options_at(space, meter, settings, False)
+        options = [replace(m, size=size_of(m.space, meter, metric, settings.sized_by)) for m in every]
+        options = [m for m in options if m.size < here]
         if not options:
             raise InfeasibleError(
                 f"The space cannot shrink any further and its {settings.sized_by} member still breaks "
@@ -260,15 +267,21 @@ def seek(
     """
     book, decisions, visited, t = book or Book(), [], {space}, 0
     metric, stride = size_metric(meter), 1
+    known: list[Slope] | None = None  # of the steps before
     survey = Survey(meter, settings.survey, settings.reach, seed)
 
     def note(decision: Decision) -> None:
         decisions.append(decision)
         book.decided(decision)
 
+    def as_judged(found: list[Slope], t: int) -> list[Slope]:
+        """Slopes as a move is chosen by them: corrected, with a share of those before, without what may be noise."""
+        mended = found if correct is None else correct(space, t, found)
+        return judged(blended(mended, known, settings.momentum), settings.significance)
+
     def slopes_at(t: int) -> list[Slope]:
         accuracies = evaluator(space, t)
-        enough = (lambda s: _clear(space, s, meter, settings, stride)) if settings.adaptive else None
+        enough = (lambda s: _clear(space, as_judged(s, t), meter, settings, stride)) if settings.adaptive else None
         keys = movable(space, settings.dims)
         # Where the space has yet to grow, what size gives is part of what counts.
         beyond = settings.per_size and not too_small(space, meter, settings.sized_by)
@@ -283,24 +296,24 @@ def seek(
 
     book.space(t, space, False)
     repairs = 0
-    while not meter.below(sized(space, settings.sized_by)) and settings.on_violation != "ignore":
-        top = meter.cost(metric, sized(space, settings.sized_by))  # type: ignore[arg-type]
+    while settings.on_violation != "ignore" and (broken := over(space, meter, settings.sized_by)) is not None:
+        top = units.show(size_of(space, meter, broken, settings.sized_by), broken)
         if settings.on_violation == "error":
             raise InfeasibleError(
-                f"The first space's {settings.sized_by} member has {metric} {units.show(top, metric)}, "
-                f"over {meter.limits.describe()}."
+                f"The first space's {settings.sized_by} member has {broken} {top}, over {meter.limits.describe()}."
             )
         slopes = slopes_at(t) if settings.repair == "slope" else None
-        move = repair_move(space, meter, settings, slopes)
+        move = repair_move(space, meter, settings, slopes, broken)
         repairs += 1
         if repairs > MAX_REPAIRS:
             raise InfeasibleError(
                 f"{MAX_REPAIRS} repair moves did not bring the space under {meter.limits.describe()}."
             )
         gamma = dict(zip(space.keys, move.gamma, strict=True))
+        left = units.show(size_of(move.space, meter, broken, settings.sized_by), broken)
         sentence = (
-            f"Repair {repairs}: the {settings.sized_by} member has {metric} {units.show(top, metric)}, over the limit; "
-            f"moved {_words(space, move)}, so that it has {units.show(move.size, metric)}."
+            f"Repair {repairs}: the {settings.sized_by} member has {broken} {top}, over the limit; "
+            f"moved {_words(space, move)}, so that it has {left}."
         )
         t += 1 if settings.repair == "slope" else 0
         note(
@@ -319,7 +332,6 @@ def seek(
         book.space(t if settings.repair == "slope" else 0, space, True)
 
     before: tuple[int, ...] | None = None
-    known: list[Slope] | None = None
     for _ in range(settings.iterations):
         slopes = known = blended(slopes_at(t), known, settings.momentum)
         while True:

@@ -20,7 +20,7 @@ from tailorvit.costs.meter import Meter
 from tailorvit.errors import TailorError
 from tailorvit.rng import generator
 from tailorvit.seek.directions import Floats
-from tailorvit.seek.moves import size_metric, sized
+from tailorvit.seek.moves import middle, size_metric
 from tailorvit.seek.plane import least_squares, value_of
 from tailorvit.seek.slopes import Accuracies, Size, Slope, per_log_size
 from tailorvit.space import Dim, Space
@@ -62,7 +62,7 @@ def candidates(
     held = [d.key for d in space.dims if d.scope == "block" and d not in dims]
     found: dict[Arch, bool] = {}
     for _ in range(tries):
-        arch = sized(space, "middle")
+        arch = middle(space)
         for d in sorted((region[d.key] for d in dims), key=lambda d: d.scope == "block"):  # depth decides on blocks
             at = rng.uniform(math.log2(d.low), math.log2(d.high))
             arch = region.with_value(arch, d.key, min(d.choices, key=lambda c: abs(math.log2(c) - at)), rng)

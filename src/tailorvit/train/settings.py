@@ -72,6 +72,11 @@ class TrainSettings:
             raise TailorError(f"train.momentum must lie in [0, 1), not {self.momentum}.")
         if self.optimizer == "sgd" and self.freeze == "slice":
             raise TailorError("train.freeze = 'slice' is written for AdamW: leave train.optimizer at 'adamw'.")
+        if self.masked and self.freeze == "tensor":
+            raise TailorError(
+                "train.freeze = 'tensor' leaves tensors without a gradient alone, and with train.masked all have one: "
+                "use 'slice', or no masks."
+            )
         for name in ("distill", "reg_largest_only"):
             if getattr(self, name) and self.rule != "sandwich":
                 raise TailorError(
