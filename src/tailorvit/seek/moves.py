@@ -88,7 +88,16 @@ def moves(
     every larger neighbour will do. A neighbour lies ``stride`` steps away in every dimension that moves.
     """
     metric, found = size_metric(meter), list[Move]()
-    lows = [(m, low, size_of(space, meter, m, by)) for m, low, _ in meter.limits if low is not None]
+    here = {m: size_of(space, meter, m, by) for m, low, _ in meter.limits if low is not None}
+
+    def keeps(sizes: dict[str, float], moved: Space) -> bool:
+        for m, low, high in meter.limits:  # counted costs come first
+            if m not in sizes:
+                sizes[m] = size_of(moved, meter, m, by)
+            if (high is not None and sizes[m] >= high) or (low is not None and sizes[m] < low and sizes[m] <= here[m]):
+                return False
+        return True
+
     at = [space.keys.index(key) for key in movable(space, dims)]
     directions = np.zeros((3 ** len(at) - 1, len(space.dims)), dtype=np.int64)
     directions[:, at] = stride * neighbours(len(at))
@@ -98,11 +107,8 @@ def moves(
             size = size_of(moved, meter, metric, by)
         except TailorError:
             continue  # a dimension would lose all its choices, or a width has no whole heads
-        if legal:
-            sizes = {m: size_of(moved, meter, m, by) for m, _, _ in lows}
-            if over(moved, meter, by) or any(sizes[m] < low and sizes[m] <= here for m, low, here in lows):
-                continue
-        found.append(Move(tuple(gamma), moved, size))
+        if not legal or keeps({metric: size}, moved):
+            found.append(Move(tuple(gamma), moved, size))
     return found
 
 
