@@ -211,10 +211,11 @@ def test_gradients_of_a_plain_network_in_16_bits_are_those_of_float32(embed: int
     close(recorded_gradients(model, batch, None, compile), wanted)
 
 
+@pytest.mark.parametrize("qkv", ["aligned", "official"])
 @pytest.mark.parametrize("compile", [False, True])
-def test_gradients_of_a_supernet_in_16_bits_are_those_of_float32_slices(compile: bool) -> None:
+def test_gradients_of_a_supernet_in_16_bits_are_those_of_float32_slices(compile: bool, qkv: str) -> None:
     torch.manual_seed(0)
-    model = VIT.supernet(SPACE).cuda().train()
+    model = VIT.supernet(SPACE.with_fixed(qkv=qkv)).cuda().train()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.05)
