@@ -12,7 +12,17 @@ from typing import Any, Literal
 
 from tailorvit import units
 from tailorvit.arch import Arch
-from tailorvit.config import Config, configure, merged, overrides, parse_recipe, read_recipe, to_toml
+from tailorvit.config import (
+    Config,
+    configure,
+    for_searcher,
+    merged,
+    overrides,
+    parse_recipe,
+    read_recipe,
+    recipe_names,
+    to_toml,
+)
 from tailorvit.costs import Limits, Meter
 from tailorvit.data import Data, open_data
 from tailorvit.errors import TailorError
@@ -32,7 +42,7 @@ from tailorvit.methods.plan import (
     wanted_size,
 )
 from tailorvit.methods.session import Session
-from tailorvit.methods.start import Start, keep_start, open_start, transfer_recipe
+from tailorvit.methods.start import Start, earlier_splits, keep_start, open_start, transfer_recipe
 from tailorvit.methods.trunk import behind, open_tower, require_same
 from tailorvit.progress import Mode, make_progress
 from tailorvit.runs import Run
@@ -74,12 +84,17 @@ def recipe_for(
     }
     if options["limits"]:
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's
-    full = merged(merged(base, options), overrides(sets))
+    changes = overrides(sets)
+    full = merged(merged(for_searcher(base, changes), options), changes)
+    # Images of one's own come by --data, by --set or by a recipe of one's own.
+    own = any(part.get("data", {}).get("source", "digits") != "digits" for part in (options, changes))
+    written = Path(recipe).is_file() and Path(recipe).stem not in recipe_names()
+    own = own or (written and full.get("data", {}).get("source", "digits") != "digits")
     if small:
         # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         asked = {k: options[k] for k in keep}
-        full = merged(merged(tiny(full, own_data=data is not None), asked), overrides(sets))
+        full = merged(merged(tiny(full, own_data=own), asked), changes)
     return configure(full)
 
 
@@ -117,6 +132,7 @@ def prepare(
         saved=saved,
         cache_bytes=config.data.cache,
         limit=config.data.limit,
+        earlier=None if start is None else earlier_splits(config),
     )
     pixels = opened.image_size
     opened = behind(config, tower, opened, device)
@@ -137,7 +153,7 @@ def prepare(
         start.normalise(opened)
         given, space = start.space(opened)
     else:
-        space = initial_space(config, opened, limits)
+        space = initial_space(config, opened, limits, device)
     space = with_supernet(config, opened, space, saved is not None)
     if not family(space.family).masked and (config.train.masked or config.evaluate.together > 1):
         raise TailorError(

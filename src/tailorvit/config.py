@@ -225,6 +225,14 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def for_searcher(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without the settings of its searcher where another one is asked for: they would not be its own."""
+    asked, own = ((part.get("search") or {}) for part in (over, base))
+    name = asked.get("name") if isinstance(asked, Mapping) else None
+    other = name is not None and isinstance(own, Mapping) and name != own.get("name", "evolution")
+    return {**base, "search": {}} if other else dict(base)
+
+
 def overrides(pairs: Iterable[str]) -> dict[str, Any]:
     """``["train.epochs=50"]`` as nested plain data; values are read as TOML, or taken as text."""
     data: dict[str, Any] = {}

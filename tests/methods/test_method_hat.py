@@ -47,7 +47,7 @@ def clock(monkeypatch):
     """A device whose latency is a tenth of a microsecond a parameter; returns how often it was read."""
     reads = []
 
-    def measure(model, shape, batch, device):
+    def measure(model, shape, batch, device, **_):
         reads.append(sum(p.numel() for p in model.parameters()))
         return type("Latency", (), {"median": 1e-7 * reads[-1]})
 
@@ -92,10 +92,10 @@ def stopped(monkeypatch, stage, at=1):
         inner = meter_module.measure_latency
         left = itertools.count()
 
-        def measure(*args):
+        def measure(*args, **more):
             if next(left) == at:
                 raise KeyboardInterrupt
-            return inner(*args)
+            return inner(*args, **more)
 
         patch.setattr(meter_module, "measure_latency", measure)
     else:
@@ -122,7 +122,7 @@ def test_interrupted_anywhere_it_ends_the_same(tmp_path, clock, monkeypatch, sta
 def test_a_clock_that_never_says_the_same_twice_is_read_once(tmp_path, monkeypatch):
     reads = itertools.count(1)
 
-    def measure(model, *_):
+    def measure(model, *_, **__):
         factor = 1 + 0.01 * (next(reads) % 7)
         return type("Latency", (), {"median": 1e-7 * factor * sum(p.numel() for p in model.parameters())})
 
@@ -158,8 +158,8 @@ def test_a_candidate_that_breaks_the_limit_when_measured_is_refused(tmp_path, cl
 def test_a_machine_gone_slow_is_told_and_may_recover(tmp_path, clock, monkeypatch):
     inner, slow = meter_module.measure_latency, [1]
 
-    def measure(*args):
-        return type("Latency", (), {"median": inner(*args).median * (100 if len(clock) > 34 and slow else 1)})
+    def measure(*args, **more):
+        return type("Latency", (), {"median": inner(*args, **more).median * (100 if len(clock) > 34 and slow else 1)})
 
     monkeypatch.setattr(meter_module, "measure_latency", measure)
     monkeypatch.setattr(

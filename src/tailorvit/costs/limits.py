@@ -51,6 +51,10 @@ class Limits:
         """The metrics that are bounded."""
         return tuple(m for m, _, _ in self.bounds)
 
+    def counted(self) -> Limits:
+        """Those that are known without running anything."""
+        return Limits(tuple(row for row in self.bounds if row[0] in ("params", "macs")))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data: ``{"params": {"min": null, "max": 30000000.0}}``."""
         return {m: {"min": low, "max": high} for m, low, high in self.bounds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import statistics
 import subprocess
@@ -32,15 +33,26 @@ class Latency:
 
 
 def measure_latency(
-    model: nn.Module, shape: tuple[int, int, int], batch: int = 1, device: str = "cpu", runs: int = 30, warmup: int = 5
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    batch: int = 1,
+    device: str = "cpu",
+    runs: int = 30,
+    warmup: int = 5,
+    seconds: float = math.inf,
 ) -> Latency:
-    """Time forward passes of random images; the model is left in evaluation mode on the device."""
+    """Time forward passes of random images; the model is left in evaluation mode on the device.
+
+    After ``seconds`` five timed passes are enough.
+    """
     model = model.to(device).eval()
     x = torch.rand(batch, *shape, device=device)
     cuda = torch.device(device).type == "cuda"
-    times = []
+    times, begun = list[float](), time.perf_counter()
     with torch.inference_mode():
         for i in range(warmup + runs):
+            if len(times) >= 5 and time.perf_counter() - begun > seconds:
+                break
             if cuda:
                 torch.cuda.synchronize()
             start = time.perf_counter()
@@ -50,7 +62,7 @@ def measure_latency(
             if i >= warmup:
                 times.append(time.perf_counter() - start)
     low, median, high = statistics.quantiles(times, n=4)
-    return Latency(median, low, high, batch, device, torch.get_num_threads(), runs)
+    return Latency(median, low, high, batch, device, torch.get_num_threads(), len(times))
 
 
 def measure_memory(model: nn.Module, shape: tuple[int, int, int], batch: int = 1, device: str = "cpu") -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tailorvit import units
@@ -15,6 +15,8 @@ from tailorvit.rng import generator
 from tailorvit.space import Space
 
 T = TypeVar("T")
+SLOW = 0.5  # seconds of timing one network after which few passes must do: S4 times every neighbour of a space
+NEAR = 3  # candidates of a little more work that are asked for too: a deep one is slower than a wide one
 Recall = Callable[[str, Arch], float | None]
 Record = Callable[[str, Arch, float], None]
 
@@ -67,7 +69,7 @@ class Meter:
         model = family.build(frame, arch)
         shape = (frame.channels, *frame.image_size)
         if metric == "latency":
-            return measure_latency(model, shape, self.batch, self.device).median
+            return measure_latency(model, shape, self.batch, self.device, seconds=SLOW).median
         return float(measure_memory(model, shape, self.batch, self.device))
 
     def costs(self, arch: Arch) -> dict[str, float]:
@@ -87,6 +89,10 @@ class Meter:
     def fits(self, arch: Arch) -> bool:
         """Whether the architecture keeps every limit."""
         return self.problem(arch) is None
+
+    def under(self, arch: Arch) -> bool:
+        """Whether it keeps every upper limit."""
+        return all(high is None or self.cost(metric, arch) <= high for metric, _, high in self.limits)
 
     def below(self, arch: Arch) -> bool:
         """Whether it lies strictly below every upper limit."""
@@ -148,18 +154,42 @@ class Meter:
         )
 
 
-def largest_fitting(
-    candidates: Iterable[T], fits: Callable[[T], bool], size: Callable[[T], float], patience: int = 24
-) -> T | None:
-    """The largest of roughly growing candidates that fits, looking no further once ``patience`` in a row do not."""
-    best, most, misses = None, float("-inf"), 0
+def growing(candidates: Iterable[T], fits: Callable[[T], bool], patience: int = 24) -> Iterator[T]:
+    """Those of roughly growing candidates that fit, looking no further once ``patience`` in a row do not."""
+    misses = 0
     for candidate in candidates:
-        if not fits(candidate):
-            misses += 1
-            if misses >= patience:
-                break
-            continue
-        misses = 0
-        if size(candidate) > most:
-            best, most = candidate, size(candidate)
-    return best
+        misses = 0 if fits(candidate) else misses + 1
+        if misses >= patience:
+            return
+        if not misses:
+            yield candidate
+
+
+def largest_fitting(candidates: Iterable[T], fits: Callable[[T], bool], size: Callable[[T], float]) -> T | None:
+    """The largest of them; the first of equals."""
+    return max(growing(candidates, fits), key=size, default=None)
+
+
+def largest_measured(candidates: Sequence[T], fits: Callable[[T], bool], work: Callable[[T], float]) -> T | None:
+    """The same where asking is slow: by leaps from the least work, then by halves; ``NEAR`` more where one was refused.
+
+    More work mostly takes longer, so a few dozen questions do for hundreds of candidates.
+    """
+    row = sorted(candidates, key=work)
+    asked: dict[int, bool] = {}
+
+    def good(i: int) -> bool:
+        if i not in asked:
+            asked[i] = fits(row[i])
+        return asked[i]
+
+    low, high, leap = -1, len(row), 1
+    while low + leap < len(row) and good(low + leap):
+        low, leap = low + leap, 2 * leap
+    high = min(low + leap, len(row))
+    while high - low > 1:
+        half = (low + high) // 2
+        low, high = (half, high) if good(half) else (low, half)
+    found = [i for i in range(high, min(high + NEAR, len(row))) if good(i)]
+    best = max([low, *found])
+    return row[best] if best >= 0 else None

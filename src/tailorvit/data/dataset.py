@@ -250,15 +250,19 @@ def open_data(
     saved: Mapping[str, Any] | None = None,
     cache_bytes: int = 1 << 30,
     limit: int | None = None,
+    earlier: Mapping[str, Any] | None = None,
 ) -> Data:
     """Open a source: 'digits', an image folder, .npz or .npy files, CIFAR binaries or 'torchvision:NAME@ROOT'.
 
     ``saved`` restores earlier splits exactly; ``limit`` keeps that many images per split, spread over the classes.
+    ``earlier`` are splits to take where they were made of this very data.
     """
     if limit is not None and limit < 1:
         raise TailorError(f"The limit on images must be at least 1, not {limit}.")
     size = None if image_size is None else checked_size(image_size)
     pool = find(source)
+    if saved is None and earlier is not None and earlier.get("fingerprint") == pool.fingerprint:
+        saved = earlier
     if saved is None:
         splits = make_splits(pool.labels, pool.origin, pool.classes, seed, search_share, test_share)
     else:

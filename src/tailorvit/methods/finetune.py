@@ -6,7 +6,7 @@ from typing import Any
 
 from tailorvit.methods.finish import finish
 from tailorvit.methods.session import Session
-from tailorvit.methods.start import Start, open_start
+from tailorvit.methods.start import Start, earlier_splits, open_start
 from tailorvit.search import Candidate
 from tailorvit.train import accuracy
 
@@ -18,6 +18,9 @@ def finetune(session: Session) -> dict[str, Any]:
     settings, (arch, _) = session.config.final.train, start.target(session.data)
     same = start.same_classes(session.data)
     session.tell_once("start", _opening(session, start, same))
+    earlier = earlier_splits(session.config)
+    if earlier is not None and earlier["test"] and earlier == session.data.split_record():
+        session.tell_once("splits", "The splits are those of the run the network comes from, on the same images.")
     model = session.plain(arch, settings, "final", start.resized(session.data, session.seed, settings.drop_path))
     percent = accuracy(model, session.search_batches(), session.device)
     trial = session.trial(Candidate(arch, "given"), percent, 0)

@@ -9,7 +9,7 @@ from typing import Any
 from tailorvit.arch import Arch
 from tailorvit.config import Config, configure, merged
 from tailorvit.costs.limits import Limits
-from tailorvit.costs.meter import Meter, largest_fitting
+from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
 from tailorvit.families.base import around as around  # asked for here by the methods
@@ -36,8 +36,8 @@ def data_fixed(space: Space | None, data: Any, limits: Limits, family_name: str 
     return fixed
 
 
-def initial_space(config: Config, data: Any, limits: Limits) -> Space:
-    """The space a run starts in: named, written out in the recipe, or made for the budget."""
+def initial_space(config: Config, data: Any, limits: Limits, device: str = "cpu") -> Space:
+    """The space a run starts in: named, written out in the recipe, or made for the budget on that device."""
     if isinstance(config.space, dict):
         given = dict(config.space)
         if "name" in given:
@@ -52,13 +52,18 @@ def initial_space(config: Config, data: Any, limits: Limits) -> Space:
     if config.space != "auto":
         space = named_space(config.space)
         return with_fixed(space, **data_fixed(space, data, limits, space.family))
-    return auto_space(config.family, data_fixed(None, data, limits, config.family), limits)
+    return auto_space(config.family, data_fixed(None, data, limits, config.family), limits, device=device)
 
 
 def auto_space(family_name: str, fixed: Mapping[str, Any], limits: Limits, **meter: Any) -> Space:
     """The largest space of the usual shape whose largest member lies under every limit."""
     record, gauge = family(family_name), Meter(family_name, fixed, limits, **meter)
-    space = largest_fitting(record.auto(fixed), gauge.holds, lambda s: _size(gauge, s.largest()))
+    if limits.counted() == limits:
+        space = largest_fitting(record.auto(fixed), gauge.holds, lambda s: _size(gauge, s.largest()))
+    else:
+        sure, close = Meter(family_name, fixed, limits.counted()), Meter(family_name, fixed, _closer(limits), **meter)
+        some = list(growing(record.auto(fixed), sure.holds))
+        space = largest_measured(some, close.holds, lambda s: close.counter.macs(s.largest()))
     if space is None:
         least = next(record.auto(fixed))
         raise InfeasibleError(
@@ -67,6 +72,12 @@ def auto_space(family_name: str, fixed: Mapping[str, Any], limits: Limits, **met
             + "."
         )
     return space
+
+
+def _closer(limits: Limits) -> Limits:
+    """Measured limits a little lower: measured again, a space at its limit would be over it half of the time."""
+    rows = ((m, low, high if high is None or m in ("params", "macs") else (1 - ROOM) * high) for m, low, high in limits)
+    return Limits(tuple(rows))
 
 
 def _size(meter: Meter, arch: Arch) -> float:
@@ -81,6 +92,7 @@ def _show(meter: Meter, metric: Any, arch: Arch) -> str:
     return units.show(meter.cost(metric, arch), metric)
 
 
+ROOM = 0.05  # below a measured limit, for the clock
 SMALL_STEP = (
     2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
 )
@@ -92,6 +104,8 @@ def threads_for(config: Config, space: Space) -> int:
 
     if config.threads:
         return config.threads
+    if config.budget().counted() != config.budget():
+        return torch.get_num_threads()  # as latencies were measured while the space was chosen
     work = Meter.for_space(space).cost("macs", space.largest()) * config.train.batch
     return 1 if work < SMALL_STEP else torch.get_num_threads()
 
@@ -108,15 +122,21 @@ def hand_designed(space: Space, meter: Meter) -> Arch | None:
     Without an upper limit it may be as large as the space's largest member.
     """
 
+    counted = meter.limits.counted()
+
     def small(arch: Arch) -> bool:
-        return any(low is not None and meter.cost(metric, arch) < low for metric, low, _ in meter.limits)
+        return any(low is not None and meter.cost(metric, arch) < low for metric, low, _ in counted)
 
     top = float("inf") if any(high for _, _, high in meter.limits) else _size(meter, space.largest())
     # What is under a lower limit is left out, or the growing row would seem to have ended before it began.
     candidates = (arch for arch in family(space.family).baseline(dict(space.fixed)) if not small(arch))
-    return largest_fitting(
-        candidates, lambda arch: meter.fits(arch) and _size(meter, arch) <= top, lambda arch: _size(meter, arch)
-    )
+    if counted == meter.limits:
+        return largest_fitting(
+            candidates, lambda arch: meter.fits(arch) and _size(meter, arch) <= top, lambda arch: _size(meter, arch)
+        )
+    some = list(growing(candidates, Meter.for_space(space, counted).fits))
+    found = largest_measured(some, meter.under, meter.counter.macs)
+    return found if found is not None and meter.fits(found) else None
 
 
 def require_feasible(config: Config, space: Space, meter: Meter, given: Arch | None = None) -> None:

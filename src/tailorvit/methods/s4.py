@@ -58,6 +58,12 @@ def s4(session: Session) -> dict[str, Any]:
     """Run S4 end to end."""
     settings = session.config.s4
     tell_idle_limit(session)
+    slow = [m for m in session.limits.metrics if m not in ("params", "macs")]
+    if slow and settings.iterations:
+        session.tell_once(
+            "measuring",
+            f"Neighbouring spaces are measured for their {' and '.join(slow)} at every step, which takes a while.",
+        )
     nets = Supernets(session, settings.warm_start, settings.warm_share)
 
     ask, scale = evaluator(session, lambda: nets, "slopes", "pair"), scale_of(session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,18 @@ def open_start(config: Config, run: Path | None = None) -> Start | None:
     start = Start(load(folder), config.start.windows, _checksum(_files(folder)))
     require_size(start.model, _side(config) or start.size)
     return start
+
+
+def earlier_splits(config: Config) -> dict[str, Any] | None:
+    """The splits of the run a network comes from: on the same data its test images must not have been trained on."""
+    folder = Path(config.start.network).expanduser()
+    for place in (folder, folder.parent):  # a run, or the network inside it
+        try:
+            found = json.loads((place / "splits.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def _side(config: Config) -> Sides | None:

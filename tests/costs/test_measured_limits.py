@@ -1,0 +1,91 @@
+"""Limits that are measured: few questions find the largest that keeps them, on the device the run is for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tailorvit.config import configure
+from tailorvit.costs import Limits, Meter
+from tailorvit.costs import meter as meter_module
+from tailorvit.costs.measure import Latency, measure_latency
+from tailorvit.costs.meter import NEAR, growing, largest_fitting, largest_measured
+from tailorvit.methods.plan import auto_space, hand_designed, threads_for
+
+FIXED = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head_dim": 32, "reach": 7}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Latency as a line over the parameters of what is built; every question is kept with its device."""
+    asked = []
+
+    def measured(model, shape, batch, device, **_):
+        asked.append(device)
+        seconds = sum(p.numel() for p in model.parameters()) * 1e-8
+        return Latency(seconds, seconds, seconds, batch, device, 1, 5)
+
+    monkeypatch.setattr(meter_module, "measure_latency", measured)
+    return asked
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 7, 100, 299, 300])
+def test_few_questions_find_the_last_that_fits(most):
+    asked = []
+
+    def fits(value):
+        asked.append(value)
+        return value < most
+
+    found = largest_measured([*reversed(range(300))], fits, float)
+    assert found == (most - 1 if most else None)
+    assert len(asked) == len(set(asked)) <= 20 + NEAR
+
+
+def test_a_little_beyond_one_that_was_refused_is_asked_too():
+    assert largest_measured(range(20), lambda v: v < 8 or v == 8 + NEAR - 1, float) == 8 + NEAR - 1
+    assert largest_measured([], lambda v: True, float) is None
+
+
+def test_growing_candidates_end_after_so_many_misses():
+    asked = []
+    found = [*growing(iter(range(10_000)), lambda v: asked.append(v) or v < 5 or v == 20, patience=24)]
+    assert found == [0, 1, 2, 3, 4, 20] and asked[-1] == 44
+    assert largest_fitting(range(100), lambda v: v < 9, lambda v: v % 7) == 6
+
+
+def test_a_space_for_a_latency_takes_few_measurements_on_the_runs_device(clock):
+    limits = Limits.of(max_latency="10ms")
+    space = auto_space("vit", FIXED, limits, device="meta")
+    assert set(clock) == {"meta"} and len(clock) < 40
+    meter = Meter.for_space(space)
+    assert 0.7 * 10e-3 < meter.cost("params", space.largest()) * 1e-8 <= 0.95 * 10e-3, "with room for the clock"
+    before = len(clock)
+    rival = hand_designed(space, Meter.for_space(space, limits, device="meta"))
+    assert 0.7 * 10e-3 < meter.cost("params", rival) * 1e-8 <= 10e-3 and len(clock) - before < 40
+
+
+def test_counted_limits_are_kept_beside_measured_ones(clock):
+    limits = Limits.of(max_latency="1s", max_params="1M")
+    space = auto_space("vit", FIXED, limits)
+    assert 5e5 < Meter.for_space(space).most("params", space) < 1e6
+    rival = hand_designed(space, Meter.for_space(space, limits))
+    assert 5e5 < Meter.for_space(space).cost("params", rival) <= 1e6
+
+
+def test_a_slow_network_is_timed_in_few_passes():
+    class Slow(torch.nn.Module):
+        def forward(self, x):
+            torch.manual_seed(0)
+            return x
+
+    assert measure_latency(Slow(), (3, 8, 8), runs=30, seconds=0.0).runs == 5
+    assert measure_latency(Slow(), (3, 8, 8), runs=8).runs == 8
+
+
+def test_threads_stay_as_latencies_were_measured(clock):
+    space = auto_space("vit", FIXED, Limits.of(max_params="60k"))
+    config = {"limits": {"max_params": "60k"}, "train": {"batch": 1}}
+    assert threads_for(configure(config), space) == 1
+    config["limits"] = {"max_params": "60k", "max_latency": "1s"}
+    assert threads_for(configure(config), space) == torch.get_num_threads()
