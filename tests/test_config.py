@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tailorvit.api import recipe_for
 from tailorvit.config import (
     Config,
     configure,
@@ -219,3 +220,21 @@ def test_broken_toml_and_broken_text(tmp_path):
     path.write_bytes(b"seed = 3 # \xff\xfe")
     with pytest.raises(TailorError, match=r"mine\.toml"):
         read_recipe(str(path))
+
+
+@pytest.mark.parametrize(("name", "key"), [("nsga2", "population"), ("random", "budget")])
+def test_another_searcher_leaves_the_settings_of_the_recipes_own_behind(name, key):
+    for recipe in (None, "autoformer-digits"):
+        config = recipe_for(recipe, sets=[f"search.name={name}", f"search.{key}=7"])
+        assert config.search == {"name": name, key: 7} and getattr(config.search_settings(), key) == 7
+    assert recipe_for(None, sets=["search.name=evolution"]).search["parents"] > 0, "the same one keeps them"
+
+
+def test_the_tiny_form_keeps_images_of_ones_own_however_they_are_named(tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text('[data]\nsource = "photos"\n[limits]\nmax_params = "60k"\n')
+    ways = [(str(mine), {}), ("s4-digits", {"data": "photos"}), ("s4-digits", {"sets": ["data.source=photos"]})]
+    for recipe, given in ways:
+        assert recipe_for(recipe, small=True, **given).data.source == "photos"
+    assert recipe_for(str(mine), small=True).limits == {"max_params": "60k"}
+    assert recipe_for("s4-vit-cifar10", small=True).data.source == "digits"

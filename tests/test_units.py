@@ -29,6 +29,12 @@ def test_parse(text, metric, value):
     assert parse(text, metric) == pytest.approx(value, rel=1e-12)
 
 
+@pytest.mark.parametrize(("text", "metric", "value"), [("5µs", "latency", 5e-6), ("5μs", "latency", 5e-6)])
+def test_micro_has_three_spellings(text, metric, value):
+    assert parse(text, metric) == value == parse("5us", metric)
+    assert parse("2kB", "memory") == parse("2KB", "memory") == 2000
+
+
 @given(st.integers(1, 999_999), st.sampled_from(["k", "M", "G"]))
 def test_a_size_with_decimals_is_exact(thousandths, unit):
     """A limit is inclusive: 1.001M holds a network of 1,001,000 parameters."""

@@ -314,10 +314,11 @@ def _report(session: Session) -> None:
 def _opening(config: Config, data: Data, space: Space, meter: Meter) -> str:
     n = data.counts
     high, wide = data.preprocessing["image_size"]
+    members = "one architecture" if space.count() == 1 else f"{space.count():.3g} architectures"
     trunk = "" if data.trunk is None else f", behind the frozen trunk {data.trunk.source}"
     return (
         f"{config.method} on {data.source}: {len(data.classes)} classes, {n['train']} training / {n['search']} search "
-        f"/ {n['test']} test images at {high}x{wide} px{trunk}; {space.count():.3g} architectures, the largest with "
+        f"/ {n['test']} test images at {high}x{wide} px{trunk}; {members}, the largest with "
         f"{units.show(meter.most('params', space))} parameters; {meter.limits.describe()}."
     )
 

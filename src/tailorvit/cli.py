@@ -40,6 +40,23 @@ def _print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=1, default=str))
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from tailorvit import __version__
+
+        typer.echo(f"tailorvit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="The version, and nothing else.")
+    ] = False,
+) -> None:
+    """Tailor a vision transformer to your data and your size budget."""
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
@@ -59,6 +76,10 @@ def _print_result(work: Callable[[], Any]) -> None:
     before = facts.get("start", {})
     typer.echo(f"{'Tuned' if before else 'Found'} {', '.join(f'{k} {v}' for k, v in arch.items() if k != 'family')}")
     typer.echo(f"  {size}; test accuracy {facts['test_accuracy']:.2f} %")
+    for metric in (m for m in ("latency", "memory") if m in facts):
+        top = (facts.get("limits") or {}).get(metric, {}).get("max")
+        limit = "" if top is None else f" (limit {units.show(top, metric)})"
+        typer.echo(f"  {metric} {units.show(facts[metric], metric)}{limit}")
     if facts.get("trunk"):
         trunk = facts["trunk"]
         typer.echo(f"  behind the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
@@ -75,7 +96,9 @@ def run(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or TOML file (default: s4-digits).")] = None,
     data: Annotated[str | None, typer.Option(help="Image folder, .npz/.npy file, digits or torchvision:NAME.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
-    method: Annotated[str | None, typer.Option(help="s4, s3, autoformer, bignas, hat, fixed or finetune.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="s4, s3, autoformer, bignas, hat, tf-tas, fixed or finetune.")
+    ] = None,
     max_params: MaxParams = None,
     min_params: MinParams = None,
     max_macs: MaxMacs = None,

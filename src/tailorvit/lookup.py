@@ -21,8 +21,10 @@ from tailorvit.space import Space
 
 
 def read_arch(name: str) -> tuple[Arch, dict[str, Any]]:
-    """A named architecture or an ARCH.json, with the shared settings it comes with."""
+    """A named architecture, an ARCH.json or a finished run's folder, with the shared settings it comes with."""
     path = Path(name)
+    if (path / "result.json").is_file():  # a finished run
+        path = path / "result.json"
     if path.suffix != ".json" and not path.is_file():
         named = named_arch(name)
         return named.arch, dict(named.fixed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from tailorvit.errors import unknown
@@ -43,15 +45,18 @@ class PlainProgress(Progress):
         self.every, self._last, self._what = every, 0.0, ""
 
     def say(self, text: str) -> None:
-        """Print the line."""
-        print(text, flush=True)
+        """Print the line; where nobody reads any more, the run goes on without a word."""
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
 
     def step(self, what: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
         """Print now and then, and at the end."""
         now = time.monotonic()
         if done == total or what != self._what or now - self._last > self.every:
             self._last, self._what = now, what
-            print(f"{what}: {done}/{total}  {_figures(facts)}", flush=True)
+            self.say(f"{what}: {done}/{total}  {_figures(facts)}")
 
 
 class RichProgress(Progress):

@@ -8,8 +8,8 @@ from fractions import Fraction
 from tailorvit.errors import TailorError
 
 _COUNT = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}  # the micro sign and the Greek letter
+_BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _TABLES: dict[str, tuple[dict[str, int] | dict[str, float], str]] = {
     "params": (_COUNT, "30M or 500k"),
     "macs": (_COUNT, "1.5G or 200M"),
@@ -24,7 +24,7 @@ def parse(text: str | int | float, metric: str) -> float:
     if isinstance(text, int | float) and not isinstance(text, bool):
         value = float(text)
     else:
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµμ]*)\s*", str(text))
         if not match or (match[2] and match[2] not in table):
             raise TailorError(f"Cannot read '{text}' as a limit on {metric}; write it like {example}.")
         # Exact before it is rounded once: 1.001M is 1,001,000 and holds a network of that size.

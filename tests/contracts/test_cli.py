@@ -17,7 +17,9 @@ import pytest
 from cli_tools import pictures, refused
 from typer.testing import CliRunner
 
+import tailorvit
 from tailorvit import cli
+from tailorvit.data import open_data
 from tailorvit.methods import METHODS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -269,6 +271,19 @@ def test_a_class_folder_without_images(call, tmp_path):
 
 def test_a_folder_without_classes(call, tmp_path):
     refused(call("run", "--data", tmp_path), "no class folders")
+
+
+def test_a_misspelt_split_is_named(call, tmp_path):
+    for part in ("train", "tests"):
+        pictures(tmp_path / "zoo" / part, {"cat": 4, "dog": 4})
+    (tmp_path / "zoo" / "notes").mkdir()
+    refused(call("run", "--data", tmp_path / "zoo", "--out", tmp_path / "run"), "'tests'", "did you mean 'test'")
+    (tmp_path / "zoo" / "tests").rename(tmp_path / "zoo" / "test")
+    assert open_data(str(tmp_path / "zoo"), image_size=16).counts["test"] == 8
+
+
+def test_the_version(call):
+    assert call("--version")[:2] == (0, f"tailorvit {tailorvit.__version__}\n")
 
 
 def test_an_output_folder_that_cannot_be_written(call, tmp_path):

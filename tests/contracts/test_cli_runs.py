@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,40 @@ def test_reports(call, finished, unfinished):
         assert "<html" in (folder / "report.html").read_text(encoding="utf-8")
     (finished / "report.html").unlink()
     assert call("resume", finished)[0] == 0 and (finished / "report.html").is_file(), "killed before its report"
+
+
+def test_the_cost_of_what_a_run_found(call, finished):
+    facts = json.loads((finished / "result.json").read_text())
+    told = json.loads(call("cost", finished, "--json")[1])
+    assert (told["params"], told["macs"], told["arch"]) == (facts["params"], facts["macs"], facts["arch"])
+
+
+def test_an_export_without_a_card_is_told_from_an_unfinished_run(call, finished, photos, tmp_path):
+    for name, words in (("network.onnx", "reads 'network.onnx' itself"), ("network.pt2", "give the run's folder")):
+        place = tmp_path / name.partition(".")[2]
+        place.mkdir()
+        (place / name).write_bytes(b"")
+        found = call("finetune", place, "--data", photos, "--out", tmp_path / "run")
+        refused(found, "an export without network.json", words)
+
+
+def test_what_was_limited_is_told_at_the_end(call, photos, tmp_path):
+    sets = [word for key in QUICK for word in ("--set", key)]
+    code, out, _ = call(
+        *("run", "--data", photos, "--image-size", 16, "--tiny", "--max-params", "20k", "--max-memory", "64MiB"),
+        *("--plain", "--out", tmp_path / "run", *sets),
+    )
+    assert code == 0 and "MiB)" in out and " KiB (limit 64 MiB)" in out
+
+
+def test_a_run_goes_on_where_nobody_reads_its_output(tmp_path):
+    command = [sys.executable, "-m", "tailorvit", "run", "--tiny", "--plain", "--out", str(tmp_path / "run")]
+    command += [word for key in QUICK for word in ("--set", key)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(120) == 0, process.stderr.read()
+    assert (tmp_path / "run" / "result.json").is_file()
 
 
 def test_predict(call, finished, photos):

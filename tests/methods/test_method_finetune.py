@@ -74,6 +74,22 @@ def test_the_same_classes_keep_the_head_and_are_tested_before_and_after(base, tm
         assert run.info["start"]["sha256"] == start["sha256"]
 
 
+def test_on_the_same_images_the_splits_stay_whatever_the_seed(base, few, tmp_path):
+    """Or most images the tuned network is tested on would be images the first one was trained on."""
+    tuned(base, tmp_path / "same", seed=5)
+    tuned(base / "network", tmp_path / "inside", seed=5)
+    tuned(base, tmp_path / "other", data=str(few), seed=5)
+    splits = {f: json.loads((f / "splits.json").read_text()) for f in (base, *sorted(tmp_path.iterdir()))}
+    assert splits[tmp_path / "same"]["fingerprint"] == splits[base]["fingerprint"]
+    for name in ("same", "inside"):
+        assert not set(splits[tmp_path / name]["test"]) & {*splits[base]["train"], *splits[base]["search"]}
+    assert splits[tmp_path / "other"]["fingerprint"] != splits[base]["fingerprint"]
+    with Run.open(tmp_path / "same", lock=False) as run:
+        assert "splits are those of the run" in run.events("splits")[0]["text"]
+    with Run.open(tmp_path / "other", lock=False) as run:
+        assert not run.events("splits")
+
+
 def test_a_run_of_its_own_is_reported_compared_exported_and_predicts(base, few, tmp_path):
     folder = tmp_path / "run"
     result = tuned(base, folder, data=str(few), image_size=16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 from pathlib import Path
@@ -66,6 +67,13 @@ def _parts(root: Path) -> dict[str, Path]:
     if "train" not in found:
         have = ", ".join(p.name for p in found.values())
         raise TailorError(f"'{root}' has the split folder {have} but no 'train' folder.")
+    for folder in _folders(root):  # a misspelt split would be left out without a word, and test images be drawn
+        near = difflib.get_close_matches(folder.name.lower(), _PARTS, 1, 0.75)
+        if near and folder not in found.values() and _images(folder):
+            raise TailorError(
+                f"'{root}' has a 'train' folder, and beside it '{folder.name}', which is no split; did you mean "
+                f"'{near[0]}'? Splits are named {', '.join(_PARTS)}."
+            )
     return {"all": found["train"]} if len(found) == 1 else found
 
 

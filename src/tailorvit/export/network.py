@@ -111,6 +111,12 @@ def network_folder(folder: str | Path) -> Path:
         raise TailorError(f"There is no folder '{folder}'; give a run folder or one that holds network.json.")
     place = place if (place / "network.json").is_file() else place / "network"
     if not (place / "network.json").is_file():
+        exported = next((f.name for f in Path(folder).glob("*.onnx")), None) if Path(folder).is_dir() else None
+        if exported or any(Path(folder).glob("*.pt2")):
+            hint = f"predict reads '{exported}' itself" if exported else "give the run's folder"
+            raise TailorError(
+                f"'{folder}' is an export without network.json, as only safetensors, timm and hf have; {hint}."
+            )
         raise TailorError(f"'{folder}' holds no finished network (no network.json); is the run finished?")
     return place
 

@@ -19,7 +19,7 @@ def finetune(session: Session) -> dict[str, Any]:
     same = start.same_classes(session.data)
     session.tell_once("start", _opening(session, start, same))
     earlier = earlier_splits(session.config)
-    if earlier is not None and earlier["test"] and earlier == session.data.split_record():
+    if earlier is not None and earlier.get("fingerprint") == session.data.fingerprint:
         session.tell_once("splits", "The splits are those of the run the network comes from, on the same images.")
     model = session.plain(arch, settings, "final", start.resized(session.data, session.seed, settings.drop_path))
     percent = accuracy(model, session.search_batches(), session.device)

@@ -35,6 +35,10 @@ def finish(
     scored = [(accuracy(model, session.search_batches(), session.device), t, model) for t, model in finished]
     after, chosen, model = max(scored, key=lambda row: row[0])  # first wins ties: the better one in the search
     rival_arch = hand_designed(session.space, session.meter) if session.config.baseline else None
+    if session.config.baseline and rival_arch is None:
+        session.tell_once(
+            "baseline", f"No hand-designed {session.space.family} keeps {session.limits.describe()}: there is no rival."
+        )
     rival = session.plain(rival_arch, _rival_training(session, net), "baseline") if rival_arch else None
 
     known = len(session.data.skipped)
