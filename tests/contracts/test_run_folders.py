@@ -177,7 +177,7 @@ def test_measured_costs_are_measured_once(tmp_path, monkeypatch):
     """A clock that never says the same twice: a resumed run must go by the first figures."""
     clock = itertools.count(1)
 
-    def measure(model, shape, batch, device):
+    def measure(model, shape, batch, device, **_):
         return type("Latency", (), {"median": 1e-3 + 1e-9 * next(clock)})
 
     monkeypatch.setattr(meter_module, "measure_latency", measure)
