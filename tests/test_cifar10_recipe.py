@@ -8,20 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import cifar10
 import study.queue
-import study.surveys as surveys
-import study.tables
 from study.jobs import jobs
 from study.sizes import FULL
 
 from tailorvit.config import configure, read_recipe
-from tailorvit.families import family
-from tailorvit.methods import members
 from tailorvit.space import Space
 
 RECIPES = Path(__file__).parent.parent / "src" / "tailorvit" / "recipes"
@@ -60,35 +55,3 @@ def test_its_head_states_what_was_measured():
     assert f"{np.mean(got):.2f} +- {np.std(got, ddof=1):.2f} %" in head
     hand = results_of("a hand-designed")
     assert f"12 blocks of 100 channels) {np.mean(hand):.2f} +- {np.std(hand, ddof=1):.2f}" in head
-
-
-def test_what_a_survey_has_heard_is_not_asked_again(monkeypatch):
-    arch = family("vit").arch({"family": "vit", "depth": 3, "mlp": 2, "heads": 2, "embed": 16})
-    other = family("vit").arch({"family": "vit", "depth": 4, "mlp": 2, "heads": 2, "embed": 16})
-    heard = [{"stage": "slopes-0", "arch": {"depth": 3, "mlp": 2, "heads": 2, "embed": 16}, "percent": 61.5}]
-    trained = []
-
-    def train(session, arch, settings, stage, start=None):
-        trained.append((stage, arch))
-        return 1.0
-
-    monkeypatch.setattr(members, "own_accuracy", train)
-    with surveys.answered(heard) as used:
-        assert members.own_accuracy(None, arch, None, "slopes-0") == 61.5 and not trained
-        assert members.own_accuracy(None, arch, None, "slopes-6") == 1.0, "another step asks for itself"
-        assert members.own_accuracy(None, other, None, "slopes-0") == 1.0
-    assert used == heard and trained == [("slopes-6", arch), ("slopes-0", other)]
-    assert members.own_accuracy is train, "afterwards all is as before"
-    with pytest.raises(ValueError), surveys.answered(heard):
-        raise ValueError
-    assert members.own_accuracy is train
-
-
-def test_two_cases_are_compared_by_their_own_deviation():
-    def rows(*values):
-        return [{"test": v} for v in values]
-
-    groups = {"x": rows(1.0, 2.0, 3.0), "y": rows(11.0, 12.0, 13.0), "z": rows(0.0, 50.0), "one": rows(5.0)}
-    # Deviation 1, four degrees of freedom: 2.78 * 1 * sqrt(2 / 3)
-    assert study.tables._pair(groups, "y", "x").endswith("y less x: +10.00 ± 2.27.")
-    assert study.tables._pair(groups, "y", "one") == "" and study.tables._pair(groups, "y", "none") == ""

@@ -237,3 +237,13 @@ def test_the_noise_of_seeds_is_pooled_over_cases():
     }
     sd, freedom = study.tables.noise(rows)
     assert freedom == 3 and sd == pytest.approx(np.sqrt((2 + 6) / 3))
+
+
+def test_two_cases_are_compared_by_their_own_deviation():
+    def rows(*values):
+        return [{"test": v} for v in values]
+
+    groups = {"x": rows(1.0, 2.0, 3.0), "y": rows(11.0, 12.0, 13.0), "z": rows(0.0, 50.0), "one": rows(5.0)}
+    # Deviation 1, four degrees of freedom: 2.78 * 1 * sqrt(2 / 3)
+    assert study.tables._pair(groups, "y", "x").endswith("y less x: +10.00 ± 2.27.")
+    assert study.tables._pair(groups, "y", "one") == "" and study.tables._pair(groups, "y", "none") == ""

@@ -21,6 +21,7 @@ import study.tables
 from study.sizes import FULL, uniform
 
 from tailorvit.families import family
+from tailorvit.methods import members
 from tailorvit.rng import generator
 from tailorvit.runs import Run
 from tailorvit.seek.survey import Survey, candidates, wider
@@ -216,3 +217,25 @@ def test_the_stored_surveys_are_whole_and_their_runs_would_ask_the_same_members(
         survey = Survey(SIZE.meter(), 16, 4, s["seed"])
         survey.slopes(SIZE.first(), 0, lambda archs, asked=asked: asked.extend(archs) or [1.0] * 16, surface.KEYS)
         assert [family("vit").arch({"family": "vit", **m["arch"]}) for m in s["members"][:16]] == asked
+
+
+def test_what_a_survey_has_heard_is_not_asked_again(monkeypatch):
+    arch = family("vit").arch({"family": "vit", "depth": 3, "mlp": 2, "heads": 2, "embed": 16})
+    other = family("vit").arch({"family": "vit", "depth": 4, "mlp": 2, "heads": 2, "embed": 16})
+    heard = [{"stage": "slopes-0", "arch": {"depth": 3, "mlp": 2, "heads": 2, "embed": 16}, "percent": 61.5}]
+    trained = []
+
+    def train(session, arch, settings, stage, start=None):
+        trained.append((stage, arch))
+        return 1.0
+
+    monkeypatch.setattr(members, "own_accuracy", train)
+    with surveys.answered(heard) as used:
+        assert members.own_accuracy(None, arch, None, "slopes-0") == 61.5 and not trained
+        assert members.own_accuracy(None, arch, None, "slopes-6") == 1.0, "another step asks for itself"
+        assert members.own_accuracy(None, other, None, "slopes-0") == 1.0
+    assert used == heard and trained == [("slopes-6", arch), ("slopes-0", other)]
+    assert members.own_accuracy is train, "afterwards all is as before"
+    with pytest.raises(ValueError), surveys.answered(heard):
+        raise ValueError
+    assert members.own_accuracy is train

@@ -238,3 +238,11 @@ def test_the_tiny_form_keeps_images_of_ones_own_however_they_are_named(tmp_path)
         assert recipe_for(recipe, small=True, **given).data.source == "photos"
     assert recipe_for(str(mine), small=True).limits == {"max_params": "60k"}
     assert recipe_for("s4-vit-cifar10", small=True).data.source == "digits"
+
+
+def test_a_table_that_is_none_is_named_in_the_tiny_form_too():
+    for small in (False, True):
+        with pytest.raises(TailorError, match="'data' is a table of settings, not 'photos'"):
+            recipe_for(None, sets=["data=photos"], small=small)
+        with pytest.raises(TailorError, match=r"'?search'?"):
+            recipe_for(None, sets=["search=nsga2"], small=small)

@@ -61,6 +61,26 @@ class Result:
     def __getitem__(self, key: str) -> Any:
         return self.facts[key]
 
+    def summary(self) -> list[str]:
+        """The run in a few lines: what was found, what it costs, what stands beside it, where it lies."""
+        facts, before = self.facts, self.facts.get("start", {})
+        genes = ", ".join(f"{k} {v}" for k, v in facts["arch"].items() if k != "family")
+        size = f"{facts['params']:,} parameters, {units.show(facts['macs'])} MACs"
+        lines = [f"{'Tuned' if before else 'Found'} {genes}", f"  {size}; test accuracy {facts['test_accuracy']:.2f} %"]
+        for metric in (m for m in ("latency", "memory") if m in facts):
+            top = facts["limits"].get(metric, {}).get("max")
+            limit = "" if top is None else f" (limit {units.show(top, metric)})"
+            lines.append(f"  {metric} {units.show(facts[metric], metric)}{limit}")
+        if facts.get("trunk"):
+            trunk = facts["trunk"]
+            lines.append(f"  behind the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
+        if "test_accuracy" in before:
+            lines.append(f"  before fine-tuning, at this size: {before['test_accuracy']:.2f} %")
+        if facts.get("baseline"):
+            rival = facts["baseline"]
+            lines.append(f"  hand-designed beside it: {rival['params']:,} parameters, {rival['test_accuracy']:.2f} %")
+        return [*lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
+
 
 def recipe_for(
     recipe: str | None = None,
@@ -86,16 +106,21 @@ def recipe_for(
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's
     changes = overrides(sets)
     full = merged(merged(for_searcher(base, changes), options), changes)
-    # Images of one's own come by --data, by --set or by a recipe of one's own.
-    own = any(part.get("data", {}).get("source", "digits") != "digits" for part in (options, changes))
-    written = Path(recipe).is_file() and Path(recipe).stem not in recipe_names()
-    own = own or (written and full.get("data", {}).get("source", "digits") != "digits")
     if small:
+        # Images of one's own come by --data, by --set or by a recipe of one's own.
+        path = Path(recipe)
+        packaged = path.stem in recipe_names() and (recipe == path.stem or path.parent.name == "recipes")
+        own = any(map(_brings_images, (options, changes) if packaged else (full,)))
         # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         asked = {k: options[k] for k in keep}
         full = merged(merged(tiny(full, own_data=own), asked), changes)
     return configure(full)
+
+
+def _brings_images(part: Mapping[str, Any]) -> bool:
+    data = part.get("data")
+    return isinstance(data, Mapping) and data.get("source", "digits") != "digits"
 
 
 def _device(name: str) -> str:

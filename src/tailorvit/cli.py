@@ -63,32 +63,13 @@ def _words(text: str) -> list[str]:
 
 def _print_result(work: Callable[[], Any]) -> None:
     """Do the work and print its result; Ctrl-C says how to go on, which typer alone would not."""
-    from tailorvit import units
-
     try:
         result = work()
     except KeyboardInterrupt as stop:
         typer.echo(f"Stopped. Go on with: {stop}" if str(stop) else "Stopped.", err=True)
         raise typer.Exit(130) from None
-    facts = result.facts
-    arch = facts["arch"]
-    size = f"{facts['params']:,} parameters, {units.show(facts['macs'])} MACs"
-    before = facts.get("start", {})
-    typer.echo(f"{'Tuned' if before else 'Found'} {', '.join(f'{k} {v}' for k, v in arch.items() if k != 'family')}")
-    typer.echo(f"  {size}; test accuracy {facts['test_accuracy']:.2f} %")
-    for metric in (m for m in ("latency", "memory") if m in facts):
-        top = (facts.get("limits") or {}).get(metric, {}).get("max")
-        limit = "" if top is None else f" (limit {units.show(top, metric)})"
-        typer.echo(f"  {metric} {units.show(facts[metric], metric)}{limit}")
-    if facts.get("trunk"):
-        trunk = facts["trunk"]
-        typer.echo(f"  behind the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
-    if "test_accuracy" in before:
-        typer.echo(f"  before fine-tuning, at this size: {before['test_accuracy']:.2f} %")
-    if facts.get("baseline"):
-        rival = facts["baseline"]
-        typer.echo(f"  hand-designed beside it: {rival['params']:,} parameters, {rival['test_accuracy']:.2f} %")
-    typer.echo(f"  folder {result.folder}, report {result.folder / 'report.html'}")
+    for line in result.summary():
+        typer.echo(line)
 
 
 @app.command()

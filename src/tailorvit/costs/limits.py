@@ -11,6 +11,7 @@ from tailorvit.errors import TailorError
 
 Metric = Literal["params", "macs", "latency", "memory"]
 METRICS: tuple[Metric, ...] = ("params", "macs", "latency", "memory")
+COUNTED: tuple[Metric, ...] = ("params", "macs")  # known without running anything; the others are measured
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,13 @@ class Limits:
         return tuple(m for m, _, _ in self.bounds)
 
     def counted(self) -> Limits:
-        """Those that are known without running anything."""
-        return Limits(tuple(row for row in self.bounds if row[0] in ("params", "macs")))
+        """Those on costs that are counted."""
+        return Limits(tuple(row for row in self.bounds if row[0] in COUNTED))
+
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """The metrics that are bounded and have to be measured."""
+        return tuple(m for m in self.metrics if m not in COUNTED)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: ``{"params": {"min": null, "max": 30000000.0}}``."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tailorvit.arch import Arch
 from tailorvit.config import Config, configure, merged
-from tailorvit.costs.limits import Limits
+from tailorvit.costs.limits import COUNTED, Limits
 from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
@@ -58,7 +58,7 @@ def initial_space(config: Config, data: Any, limits: Limits, device: str = "cpu"
 def auto_space(family_name: str, fixed: Mapping[str, Any], limits: Limits, **meter: Any) -> Space:
     """The largest space of the usual shape whose largest member lies under every limit."""
     record, gauge = family(family_name), Meter(family_name, fixed, limits, **meter)
-    if limits.counted() == limits:
+    if not limits.measured:
         space = largest_fitting(record.auto(fixed), gauge.holds, lambda s: _size(gauge, s.largest()))
     else:
         sure, close = Meter(family_name, fixed, limits.counted()), Meter(family_name, fixed, _closer(limits), **meter)
@@ -76,7 +76,7 @@ def auto_space(family_name: str, fixed: Mapping[str, Any], limits: Limits, **met
 
 def _closer(limits: Limits) -> Limits:
     """Measured limits a little lower: measured again, a space at its limit would be over it half of the time."""
-    rows = ((m, low, high if high is None or m in ("params", "macs") else (1 - ROOM) * high) for m, low, high in limits)
+    rows = ((m, low, high if high is None or m in COUNTED else (1 - ROOM) * high) for m, low, high in limits)
     return Limits(tuple(rows))
 
 
@@ -104,7 +104,7 @@ def threads_for(config: Config, space: Space) -> int:
 
     if config.threads:
         return config.threads
-    if config.budget().counted() != config.budget():
+    if config.budget().measured:
         return torch.get_num_threads()  # as latencies were measured while the space was chosen
     work = Meter.for_space(space).cost("macs", space.largest()) * config.train.batch
     return 1 if work < SMALL_STEP else torch.get_num_threads()
@@ -130,7 +130,7 @@ def hand_designed(space: Space, meter: Meter) -> Arch | None:
     top = float("inf") if any(high for _, _, high in meter.limits) else _size(meter, space.largest())
     # What is under a lower limit is left out, or the growing row would seem to have ended before it began.
     candidates = (arch for arch in family(space.family).baseline(dict(space.fixed)) if not small(arch))
-    if counted == meter.limits:
+    if not meter.limits.measured:
         return largest_fitting(
             candidates, lambda arch: meter.fits(arch) and _size(meter, arch) <= top, lambda arch: _size(meter, arch)
         )

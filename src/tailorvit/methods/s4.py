@@ -58,7 +58,7 @@ def s4(session: Session) -> dict[str, Any]:
     """Run S4 end to end."""
     settings = session.config.s4
     tell_idle_limit(session)
-    slow = [m for m in session.limits.metrics if m not in ("params", "macs")]
+    slow = session.limits.measured
     if slow and settings.iterations:
         session.tell_once(
             "measuring",
