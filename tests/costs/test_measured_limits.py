@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tailorvit.api import prepare, recipe_for
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
@@ -89,3 +90,10 @@ def test_threads_stay_as_latencies_were_measured(clock):
     assert threads_for(configure(config), space) == 1
     config["limits"] = {"max_params": "60k", "max_latency": "1s"}
     assert threads_for(configure(config), space) == torch.get_num_threads()
+
+
+def test_a_run_measures_on_its_own_device_before_it_begins(clock):
+    config = recipe_for(None, limits={"max_latency": "100us"}, small=True, sets=["device=meta"])
+    _, _, space, _, device = prepare(config)
+    assert device == "meta" and clock and set(clock) == {"meta"}
+    assert Meter.for_space(space).most("params", space) * 1e-8 <= 0.95e-4
