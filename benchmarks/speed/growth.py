@@ -16,7 +16,7 @@ from tailorvit.families import family
 from tailorvit.space import Space
 from tailorvit.train import Evaluator
 
-SIZES = (96, 160, 224, 288)  # 36, 100, 196 and 324 patches of 16 pixels
+SIZES = (96, 160, 224, 288, 384)  # 36, 100, 196, 324 and 576 patches of 16 pixels
 WIDTHS = (192, 256, 320, 384, 448)  # the space has the last three; a supernet runs narrower ones too, uncompiled here
 BATCH = 128  # of the main table, whose compiled graphs serve here too
 DEPTHS = (2, 4, 8, 12, 14)

@@ -311,8 +311,9 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     todo.study(0, ("g s4 anchors", "g s4 raw slopes", "g s4 sandwich"))
     for seed in (1, 2):
         todo.study(seed, (*OTHERS, "g s4 alike", *TRAINED))
-    for seed in (3, 4):
+    for seed in (3, 4):  # the two that three seeds could not tell apart
         todo.hand(seed)
+        todo.study(seed, ("g s4 survey",))
     return todo.jobs
 
 
