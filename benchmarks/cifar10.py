@@ -3,7 +3,7 @@
 python benchmarks/cifar10.py plan                       the jobs in their order, with their epochs
 python benchmarks/cifar10.py run --out DIR --data DIR   N processes, M minutes; started again it goes on
 python benchmarks/cifar10.py table [DIR]                rows (and DIR's new ones) to results/cifar10.json and cifar10.md
-python benchmarks/cifar10.py surveys DIR                what surveys asked and heard: results/cifar10-surveys.json
+python benchmarks/cifar10.py surveys DIR                its surveys' answers, put to results/cifar10-surveys.json
 python benchmarks/cifar10.py surface                    S4 on a surface through all: results/cifar10-surface.json
 """
 
@@ -116,7 +116,8 @@ def main() -> None:
     if asked.command == "surveys":
         from study.surveys import collect
 
-        asked.to.write_text(json.dumps(collect(asked.out / "runs")) + "\n", encoding="utf-8")
+        known = {s["name"]: s for s in stored(asked.to, [])} | {s["name"]: s for s in collect(asked.out / "runs")}
+        asked.to.write_text(json.dumps([known[name] for name in sorted(known)]) + "\n", encoding="utf-8")
         return
     if asked.command == "surface":
         from study.surface import what_if

@@ -1,8 +1,10 @@
-"""A surface through trained networks: a slope for every dimension, a bend for those where the networks show one.
+"""A surface through trained networks: a slope for every dimension, and a bend as far as the networks show one.
 
 What a dimension gives shrinks as it grows, and a straight surface does not know where that ends: one through the first
-43 networks, bent in depth alone, promised 77.7 % far out, and the networks it named had 73.4 to 75.3 (`summit`). Bends
-cost networks, so only those are fitted that pay for themselves by the corrected Akaike criterion.
+43 networks, bent in depth alone, promised 77.7 % far out, and the networks it named had 73.4 to 75.3 (`summit`). Which
+dimensions bend is itself a guess: with nine networks more the corrected Akaike criterion named another set, whose top
+lay elsewhere. So all sets of bends are fitted, those that bend upwards left out, and the rest averaged by how likely
+the criterion calls each.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -25,7 +28,7 @@ class Surface:
     centre: Floats
     constant: float
     slopes: Floats
-    bends: Floats  # 0 where none was fitted
+    bends: Floats  # never upwards
     covariance: Floats  # of slopes and bends, one after the other
     deviation: float  # of one network from it
     networks: int
@@ -79,7 +82,7 @@ def criterion(rows: Floats, values: Floats) -> float:
 
 
 def fit(places: Floats, values: Floats, of: Sequence[int] = ()) -> Surface:
-    """Least squares; bends are taken in one after the other while the criterion falls.
+    """Least squares with every set of bends, averaged; errors hold what the sets differ by, too.
 
     Where ``of`` names a group for every network, each group has a constant of its own and the mean one is told.
     """
@@ -88,19 +91,40 @@ def fit(places: Floats, values: Floats, of: Sequence[int] = ()) -> Surface:
     names = sorted(set(of))
     groups = np.array([[float(g == name) - 1 / len(names) for name in names[1:]] for g in of])
     groups = groups if len(names) > 1 else np.empty((len(places), 0))
-    bent: list[int] = []
-    best = criterion(_rows(away, bent, groups), values)
-    while len(bent) < count:
-        options = [(criterion(_rows(away, [*bent, i], groups), values), i) for i in range(count) if i not in bent]
-        score, i = min(options)
-        if score >= best:
-            break
-        best, bent = score, [*bent, i]
-    rows = _rows(away, bent, groups)
+    every = (some for n in range(count + 1) for some in combinations(range(count), n))
+    found = [one for some in every if (one := _with(away, some, groups, values)) is not None]
+    scores = np.array([one.score for one in found])
+    likely = np.exp((scores.min() - scores) / 2) if np.isfinite(scores.min()) else np.eye(len(found))[0]
+    likely = likely / likely.sum()
+    mean = np.asarray(likely @ np.array([one.known for one in found]))
+    apart = [one.known[1:] - mean[1:] for one in found]
+    covariance = sum(w * (one.covariance + np.outer(d, d)) for w, one, d in zip(likely, found, apart))
+    deviation = math.sqrt(float(likely @ [one.variance for one in found]))
+    slopes, bends = mean[1 : 1 + count], mean[1 + count :]
+    return Surface(centre, float(mean[0]), slopes, bends, np.asarray(covariance), deviation, len(values))
+
+
+@dataclass(frozen=True)
+class _Set:
+    """One set of bends fitted: a constant, slopes and bends (0 outside the set), what they leave, the criterion."""
+
+    known: Floats
+    covariance: Floats  # of slopes and bends
+    variance: float
+    score: float
+
+
+def _with(away: Floats, bent: Sequence[int], groups: Floats, values: Floats) -> _Set | None:
+    """Nothing where a bend goes upwards or there are too few networks; the straight one is there always."""
+    count, rows = away.shape[1], _rows(away, bent, groups)
+    score = criterion(rows, values)
     found, left = _fitted(rows, values)
-    variance, known = left / (len(values) - rows.shape[1]), 1 + count + len(bent)
-    bends, covariance = np.zeros(count), np.zeros((2 * count, 2 * count))
-    bends[bent] = found[1 + count : known]
-    where = [*range(count), *(count + i for i in bent)]
-    covariance[np.ix_(where, where)] = variance * np.linalg.inv(rows.T @ rows)[1:known, 1:known]
-    return Surface(centre, float(found[0]), found[1 : 1 + count], bends, covariance, math.sqrt(variance), len(values))
+    upwards = bool((found[1 + count : 1 + count + len(bent)] > 0).any())
+    if bent and (upwards or not math.isfinite(score)):
+        return None
+    where = [*range(1 + count), *(1 + count + i for i in bent)]
+    known, covariance = np.zeros(1 + 2 * count), np.zeros((1 + 2 * count, 1 + 2 * count))
+    known[where] = found[: len(where)]
+    variance = left / (len(values) - rows.shape[1])
+    covariance[np.ix_(where, where)] = variance * np.linalg.inv(rows.T @ rows)[: len(where), : len(where)]
+    return _Set(known, covariance[1:, 1:], variance, score)

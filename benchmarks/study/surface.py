@@ -269,7 +269,9 @@ def _mean(values: Sequence[float]) -> str:
 
 def _slope(of: Table, key: str) -> str:
     bent = of["bends"][key]
-    return f"{of['slopes'][key]:+.2f} ± {of['errors'][key]:.2f}" + (f", bending by {bent:+.2f}" if bent else "")
+    return f"{of['slopes'][key]:+.2f} ± {of['errors'][key]:.2f}" + (
+        f", bending by {bent:+.2f}" if abs(bent) >= 0.005 else ""
+    )
 
 
 def _top(of: Table | None) -> str:

@@ -82,9 +82,7 @@ def methods(rows: Sequence[Table], size: str) -> str:
             apart = f"{gap:+.2f}" + (f" ± {reach:.2f}" if math.isfinite(reach) else "")
         counts = [mean([r[k] for r in some], "{:,.0f}", False) for k in ("params", "macs")]
         tests = mean([r["test"] for r in some])
-        before = max(r.get("asked_before", 0) for r in some)  # trained in an earlier process, whose time is not known
-        more = f" and {before} trainings" if before else ""
-        times = [mean([r[k] for r in some], "{:.0f}", False) + more for k in ("search_seconds", "seconds")]
+        times = _times(some)
         moved = mean([sum(d["kind"] == "move" for d in r["decisions"]) for r in some], "{:.1f}", False)
         seeds = str(len(some)) if len(some) > 1 else "one seed"
         trained = sum(r["trainings"] for r in some)
@@ -110,6 +108,17 @@ def methods(rows: Sequence[Table], size: str) -> str:
     )
     told += "".join(f" {text}" for pair in PAIRS if (text := _pair(groups, *(c + _ending(size) for c in pair))))
     return grid(head, lines) + (f"\n\n{told}" if freedom else "")
+
+
+def _times(some: Sequence[Table]) -> list[str]:
+    """Seconds of search and of the whole run, by the runs that did all of it in one piece, where there are any.
+
+    Others found their members' trainings done by an earlier process, whose time is not known.
+    """
+    whole = [r for r in some if not r.get("asked_before")] or list(some)
+    before = max(r.get("asked_before", 0) for r in whole)
+    more = f" and {before} trainings" if before else "" if len(whole) == len(some) else f" ({len(whole)} runs)"
+    return [mean([r[k] for r in whole], "{:.0f}", False) + more for k in ("search_seconds", "seconds")]
 
 
 def _ending(size: str) -> str:
