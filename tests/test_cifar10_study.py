@@ -239,6 +239,14 @@ def test_the_noise_of_seeds_is_pooled_over_cases():
     assert freedom == 3 and sd == pytest.approx(np.sqrt((2 + 6) / 3))
 
 
+def test_times_are_those_of_runs_that_did_all_of_it():
+    whole, rest = {"search_seconds": 800.0, "seconds": 850.0}, {"search_seconds": 80.0, "seconds": 90.0}
+    ended = {**rest, "asked_before": 16}
+    assert study.tables._times([whole, whole]) == ["800", "850"]
+    assert study.tables._times([whole, ended, ended]) == ["800 (runs in one piece)", "850 (runs in one piece)"]
+    assert study.tables._times([ended, ended]) == ["80 and 16 trainings", "90 and 16 trainings"]
+
+
 def test_two_cases_are_compared_by_their_own_deviation():
     def rows(*values):
         return [{"test": v} for v in values]

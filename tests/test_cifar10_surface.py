@@ -186,7 +186,7 @@ def test_the_stored_figures_are_those_of_the_stored_rows():
     assert made["ways"][way]["both"][0] == kept["ways"][way]["both"][0]
 
 
-def test_a_survey_is_read_from_its_run_folder_and_agrees_with_what_it_was_told(tmp_path):
+def test_a_survey_is_read_from_its_run_folder_and_agrees_with_what_it_was_told(tmp_path, monkeypatch):
     """Members scored by the truth: slopes must be the truth's, along the limit too; biased ones must not."""
     space, entry = SIZE.first(), family("vit")
     region = wider(space, 4, surface.KEYS)
@@ -198,6 +198,11 @@ def test_a_survey_is_read_from_its_run_folder_and_agrees_with_what_it_was_told(t
             run.record_decision(t, {"t": t, "kind": "move", "gamma": gamma, "sentence": "moved"})
         run.record_decision(2, {"t": 2, "kind": "stop", "gamma": {}, "sentence": "stayed"})
     (found,) = surveys.collect(tmp_path / "runs")
+    kept = tmp_path / "surveys.json"
+    kept.write_text(json.dumps([{"name": "g-s4-survey-6"}, {"name": "g-s4-survey-5"}]))
+    monkeypatch.setattr(sys, "argv", ["cifar10.py", "surveys", str(tmp_path), "--to", str(kept)])
+    cifar10.main()
+    assert json.loads(kept.read_text()) == [found, {"name": "g-s4-survey-6"}], "put to the others, not over them"
     assert found["seed"] == 5 and len(found["members"]) == 16 and len(found["moves"]) == 2
     assert all(entry.arch({"family": "vit", **m["arch"]}) == a for m, a in zip(found["members"], drawn))
     whole = surface.fit(rows_of(0.05))

@@ -117,7 +117,7 @@ def _times(some: Sequence[Table]) -> list[str]:
     """
     whole = [r for r in some if not r.get("asked_before")] or list(some)
     before = max(r.get("asked_before", 0) for r in whole)
-    more = f" and {before} trainings" if before else "" if len(whole) == len(some) else f" ({len(whole)} runs)"
+    more = f" and {before} trainings" if before else "" if len(whole) == len(some) else f" (runs in one piece)"
     return [mean([r[k] for r in whole], "{:.0f}", False) + more for k in ("search_seconds", "seconds")]
 
 
@@ -264,10 +264,11 @@ def travels(rows: Sequence[Table], size: Size) -> str:
         spaces = [row["path"][0]["space"], row["path"][-1]["space"]]
         best = [best_in(Space.from_dict(s), surface, meter) if surface else None for s in spaces]
         there = " to ".join("-" if b is None else f"{b[0]:.1f}" for b in best)
-        figures = [f"{row['params']:,}", f"{row['test']:.2f}", there, f"{row['search_seconds']:.0f}"]
+        figures = [f"{row['params']:,}", *(f"{row[k]:.2f}" for k in ("inherited", "search", "test")), there]
+        figures.append(f"{row['search_seconds']:.0f}")
         lines.append([start, mode, moved, gone * (2 if mode == "x2" else 1), *map(_span, spaces), *figures])
-    head = ("start", "steps", "moves", "grid steps in all", "from", "to", "parameters", "test %")
-    head += ("best within, by the surface", "search, s")
+    head = ("start", "steps", "moves", "grid steps in all", "from", "to", "parameters")
+    head += ("inherited, search %", "retrained, search %", "test %", "best within, by the surface", "search, s")
     return grid(head, lines)
 
 
