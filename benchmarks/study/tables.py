@@ -117,7 +117,7 @@ def _times(some: Sequence[Table]) -> list[str]:
     """
     whole = [r for r in some if not r.get("asked_before")] or list(some)
     before = max(r.get("asked_before", 0) for r in whole)
-    more = f" and {before} trainings" if before else "" if len(whole) == len(some) else f" (runs in one piece)"
+    more = f" and {before} trainings" if before else "" if len(whole) == len(some) else " (runs in one piece)"
     return [mean([r[k] for r in whole], "{:.0f}", False) + more for k in ("search_seconds", "seconds")]
 
 
