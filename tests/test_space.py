@@ -90,6 +90,15 @@ def test_certain_mutation_changes_everything(space):
                 assert still.one(dim.key) == arch.one(dim.key)
 
 
+def test_a_redraw_of_the_released_code_may_return_the_old_value():
+    draw, arch, dim = rng(4), VIT.largest(), VIT["heads"]
+    mutants = [VIT.mutate(arch, draw, 0, 0, 1, True, True) for _ in range(300)]
+    kept = np.mean([v == w for m in mutants for v, w in zip(m.many("heads"), arch.many("heads"), strict=True)])
+    assert kept == pytest.approx(1 / len(dim.choices), abs=0.04)
+    again = [VIT.mutate(arch, draw, 1, 0, 0, False, True).one("depth") == arch.one("depth") for _ in range(600)]
+    assert np.mean(again) == pytest.approx(1 / len(VIT["depth"].choices), abs=0.08)
+
+
 def test_mutation_rates_and_prefix():
     draw, arch = rng(2), VIT.largest()
     mutants = [VIT.mutate(arch, draw, 0.2, 0.3, 0.0) for _ in range(2000)]

@@ -182,26 +182,31 @@ class Space:
         p_global: float = 0.2,
         p_block: float = 0.4,
         per_gene: bool = False,
+        same: bool = False,
     ) -> Arch:
         """Redraw depths, then global and stage values, then blocks; a redraw takes another value where there is one.
 
-        A block redraws all its values together (the papers' text) or each by itself (``per_gene``, the released code).
+        A block redraws all its values together (the papers' text) or each by itself (``per_gene``, the released code);
+        with ``same`` a redraw may return the old value (the released code again).
         """
+
+        def redrawn(options: tuple[Any, ...], old: Any) -> Any:
+            return _choose(options, rng) if same else _other(options, old, rng)
+
         child = arch
         for dim in self.dims:
             if dim.scope != "block" and rng.random() < (p_depth if dim.name == "depth" else p_global):
-                child = self.with_value(child, dim.key, _other(dim.choices, child.one(dim.key), rng), rng)
+                child = self.with_value(child, dim.key, redrawn(dim.choices, child.one(dim.key)), rng)
         for stage in sorted({d.stage for d in self.dims if d.scope == "block"}, key=lambda s: -1 if s is None else s):
             dims = self._blocks(stage)
             rows = list(zip(*(child.many(d.key) for d in dims), strict=True))
             for i, row in enumerate(rows):
                 if per_gene:
                     rows[i] = tuple(
-                        _other(d.choices, v, rng) if rng.random() < p_block else v
-                        for d, v in zip(dims, row, strict=True)
+                        redrawn(d.choices, v) if rng.random() < p_block else v for d, v in zip(dims, row, strict=True)
                     )
                 elif rng.random() < p_block:
-                    rows[i] = _other(tuple(itertools.product(*(d.choices for d in dims))), row, rng)
+                    rows[i] = redrawn(tuple(itertools.product(*(d.choices for d in dims))), row)
             child = child.replace(**{d.key: tuple(r[j] for r in rows) for j, d in enumerate(dims)})
         return child
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from tailorvit import cli
-from tailorvit.costs import Counter
+from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families.windowed import WINDOWED, frame_of, stages_of
 from tailorvit.families.windowed_named import ARCHS, SPACES, settle, windowed_arch
@@ -19,6 +19,7 @@ from tailorvit.families.windows_counts import windows_for
 from tailorvit.plain.window_cut import Cut
 from tailorvit.plain.windowed import WindowAttention, WindowFrame
 from tailorvit.rng import generator
+from tailorvit.seek.s3 import within
 
 DIGITS = dict(SPACES["windowed-8px"].fixed)
 
@@ -50,6 +51,41 @@ def test_s3_s_to_the_last_digit_and_at_384():
         windows["window.4"] = [12, 12]
         macs = both(named.arch.replace(**windows), **{**named.fixed, "image_size": (384, 384)})[1]
         assert round(macs / 1e9, 2) == giga
+
+
+def test_a_greater_window_may_cost_less_and_the_ends_of_a_space_know_it():
+    """A map of 28 positions is padded to 42 by windows of 21 and not at all by windows of 28."""
+    space = SPACES["s3"].shift({"window.2": 2})
+    assert space["window.2"].choices == (21, 28)
+    meter = Meter.for_space(space)
+
+    def with_window(arch, window):
+        return arch.replace(**{"window.2": (window,) * len(arch.many("window.2"))})
+
+    for top, end in ((True, space.largest()), (False, space.smallest())):
+        each = {w: meter.counter.macs(with_window(end, w)) for w in (21, 28)}
+        assert each[21] > each[28]
+        found = meter.end("macs", space, top)
+        assert found == with_window(end, 21 if top else 28) and space.contains(found)
+        assert meter.end("params", space, top) == end, "bias tables grow with the window"
+    between = (meter.counter.macs(with_window(space.smallest(), 21)) + meter.least("macs", space)) / 2
+    tight = Meter.for_space(space, Limits.of(max_macs=between))
+    tight.require_feasible(space)
+    assert within(space, tight, 1) == 1
+    most = Meter.for_space(space, Limits.of(max_macs=meter.most("macs", space) - 1))
+    assert meter.counter.macs(space.largest()) < meter.most("macs", space) and not most.holds(space)
+
+
+def test_the_papers_widths_start_alike():
+    """Members of one space start by one law, whatever their width; networks for small images start at more."""
+
+    def spread(embed):
+        genes = {"depth": 1, "embed": embed, "qkv": embed, "window": 7, "mlp": 3}
+        made = WINDOWED.build(frame_of(dict(SPACES["s3"].fixed)), windowed_arch(genes))
+        return float(made.layers[3].blocks[0].mlp.fc1.weight.detach().std())
+
+    assert spread(224) == pytest.approx(0.02, rel=0.05) == spread(288)
+    assert spread(32) > 0.05
 
 
 def test_qkv_different_from_the_width():

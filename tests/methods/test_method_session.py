@@ -10,10 +10,12 @@ from tailorvit.costs import Limits, Meter
 from tailorvit.data import open_data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_space
+from tailorvit.methods import finish
 from tailorvit.methods import session as session_module
 from tailorvit.methods.plan import shrunk
 from tailorvit.methods.s4 import RunBook
 from tailorvit.methods.session import Session
+from tailorvit.plain.network import DropPath
 from tailorvit.progress import Progress
 from tailorvit.rng import generator
 from tailorvit.runs import Run
@@ -272,6 +274,19 @@ def test_extract_and_finetune(sessions):
     start = weights(inherited)
     tuned = one.plain(SPACE.smallest(), one.config.final.train, "final", inherited)
     assert tuned is inherited and not same(weights(tuned), start)
+
+
+def test_finetuned_networks_have_the_drop_path_of_the_last_training(sessions, monkeypatch):
+    """An extracted network has the supernet's rates, a hand-designed rival those asked for."""
+    one = sessions(final={"how": "finetune", "train": {"drop_path": 0.5}})
+    net, arch, started, whole = one.supernet(SPACE, 0), SPACE.largest(), [], family("vit").supernet(SPACE)
+    monkeypatch.setattr(Session, "fit", lambda self, model, *_: started.append(model) or model)
+    monkeypatch.setattr(net, "model", lambda: whole)
+    tuned = finish._network(one, arch, net, "final")
+    rates = [m.rate for m in tuned.modules() if isinstance(m, DropPath)]
+    rival = one.plain(arch, one.config.final.train, "baseline")
+    assert max(rates) == 0.5 and rates == [m.rate for m in rival.modules() if isinstance(m, DropPath)]
+    assert same(weights(tuned), weights(family("vit").extract(whole, arch))) and started == [tuned, rival]
 
 
 def test_the_spread_of_a_space_is_drawn_once_and_is_no_part_of_the_search(sessions, no_training):

@@ -26,7 +26,7 @@ def test_defaults_and_presets():
     for name, numbers in {"fixed": (0.2, 0.2, 0.4), "paper": (0.2, 0.2, 0.4), "official": (0.4, 0.4, 0.2)}.items():
         s = PRESETS[name]
         assert (s.p_depth, s.p_global, s.p_block) == numbers
-        assert s.per_gene == (name == "official")
+        assert s.per_gene == s.redraw_same == (name == "official")
         assert s.elitist == (name != "paper")
 
 

@@ -100,6 +100,10 @@ def test_few_samples_are_warned_of_once():
 
     assert told(samples=50) == ["s3.samples 50 is not above 50, so the best are all and Q_t equals Q_e."]
     assert not told(samples=51) and not told(samples=20, scale_top=True)
+    small = told(samples=90, top=40, estimator="bucket")  # 90 members share three choices
+    assert small[0].startswith("Step 0: no choice of ") and small[0].endswith(
+        "has over 40 members, so its Q_t equals Q_e."
+    )
     assert S3Settings(samples=200, scale_top=True).best == 10 and S3Settings(samples=2, scale_top=True).best == 1
 
 

@@ -223,6 +223,13 @@ def test_repair_by_slope_takes_the_largest_cosine_whatever_its_sign():
     assert repair_move(PAPER, METER, settings, good_depth).gamma == (0, -1, -1, -1), "depth stays"
 
 
+def test_repair_by_slopes_that_say_nothing_is_repair_by_size():
+    settings, nothing = S4Settings(repair="slope"), slopes(0, 0, 0, 0, space=PAPER)
+    assert repair_move(PAPER, METER, settings, nothing).gamma == (-1, -1, -1, 0)
+    far = Meter.for_space(PAPER, Limits.of(max_params="15M"))
+    assert repair_move(PAPER, far, settings, nothing).gamma == (-1, -1, -1, -1)
+
+
 def test_repair_goes_towards_a_far_limit_first():
     far = Meter.for_space(PAPER, Limits.of(max_params="15M"))
     assert moves(PAPER, far) == []

@@ -23,6 +23,7 @@ def test_decay_groups(model, tables):
     assert any("norm" in n for n in free) and not any("norm" in n for n in decayed)
     assert not any(n.endswith("bias") for n in decayed)
     assert {"cls_token", "pos_embed"} <= free
+    assert not decays("query", torch.zeros(1, 1, 8)), "a ladder's token"
     relative = {n for n in decayed | free if ".rel_" in n}
     assert len(relative) == 8 and relative <= (decayed if tables else free)
     matrices = ("qkv", "proj.weight", "fc1.weight", "fc2.weight", "head.weight", "patch_embed")

@@ -16,6 +16,7 @@ from tailorvit.checkpoints.files import State
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
 from tailorvit.families import family, with_fixed
+from tailorvit.plain.network import hidden_width
 from tailorvit.plain.relative import table_rows
 from tailorvit.plain.vit import Frame
 from tailorvit.space import Space
@@ -51,7 +52,7 @@ def _plain(state: State, arch: Arch, frame: Frame) -> State:
     layer("norm", "norm", (d,))
     layer("head", "head", (frame.classes, d))
     for i, (heads, ratio) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True)):
-        at, q, hidden = f"blocks.{i}.", int(heads) * frame.head_dim, Width(int(d.size * ratio))
+        at, q, hidden = f"blocks.{i}.", int(heads) * frame.head_dim, Width(hidden_width(d.size, ratio))
         shapes: dict[str, Shape] = {"norm1": (d,), "norm2": (d,), "mlp.fc1": (hidden, d), "mlp.fc2": (d, hidden)}
         for ours, shape in {**shapes, "attn.proj": (d, Width(q)), "attn.qkv": (Width(3 * q), d)}.items():
             layer(at + ours, at + INSIDE.get(ours, ours), shape)

@@ -100,9 +100,19 @@ class Meter:
 
     def end(self, metric: Metric, space: Space, top: bool = True) -> Arch:
         """The member of a space that costs most, or least; among tied values by counting, where a cost is measured."""
-        ends = space.ends(top)
+        ends, best = space.ends(top), max if top else min
         count = self.counter.params if metric in ("params", "memory") else self.counter.macs
-        return (max if top else min)(ends, key=count) if len(ends) > 1 else ends[0]
+        arch = best(ends, key=count) if len(ends) > 1 else ends[0]
+        rng = generator(0, "end")  # never asked: only a greater depth draws blocks
+        for dim in (d for d in space.dims if d.name in self.counter.family.uneven):
+            # Blocks of a stage have like values at an end and cost by themselves, so one value is the best for all.
+            arch = best((arch, *(space.with_value(arch, dim.key, v, rng) for v in dim.choices)), key=count)
+        return arch
+
+    def corners(self, space: Space) -> list[Arch]:
+        """The cheapest and the dearest members, by everything that is limited: where a rare fit is looked for first."""
+        ends = [self.end(metric, space, top) for top in (False, True) for metric in self.limits.metrics]
+        return list(dict.fromkeys((*space.ends(False), *space.ends(), *ends)))
 
     def most(self, metric: Metric, space: Space) -> float:
         """The cost of the space's costliest member."""
@@ -141,7 +151,7 @@ class Meter:
                     f"the largest has {units.show(most, metric)}."
                 )
         smallest, largest = space.smallest(), space.largest()
-        if not self.limits or any(map(self.fits, (*space.ends(False), *space.ends()))):
+        if not self.limits or any(map(self.fits, self.corners(space))):
             return
         rng = generator(0, "feasible")
         tries = tries if set(self.limits.metrics) <= {"params", "macs"} else 50  # measuring is slow

@@ -86,6 +86,7 @@ class Family:
     readings: Mapping[str, Callable[[Any, Arch], int]] = field(default_factory=dict)  # other counts, by name
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
     fit: Callable[[Space], Space] = field(default=lambda space: space)  # dimensions brought in line with the settings
+    uneven: tuple[str, ...] = ()  # genes whose greater value may cost less: windows that pad a map by less
     masked: bool = True  # whether the supernet can also run masked, several architectures in one call
 
 

@@ -35,6 +35,7 @@ from tailorvit.families.pit_named import (
     shrink,
 )
 from tailorvit.families.pit_views import attention
+from tailorvit.plain.network import hidden_width
 from tailorvit.plain.pit import PitFrame, PlainPiT, pit_initialise
 from tailorvit.space import Space
 
@@ -139,7 +140,7 @@ class ElasticPiT(nn.Module):
         widths = [(int(space[f"heads.{s}"].high), base) for s in STAGES]
         depths = [int(space[f"depth.{s}"].high) for s in STAGES]
         self.most, self.depths = widths, depths
-        self.hidden = [int(h * b * space["mlp"].high) for h, b in widths]
+        self.hidden = [hidden_width(h * b, space["mlp"].high) for h, b in widths]
         # Rates belong to the absolute block index of the largest network, so a block keeps its rate in all.
         total = sum(depths)
         rates = iter([drop_path * i / max(total - 1, 1) for i in range(total)])
@@ -165,7 +166,7 @@ class ElasticPiT(nn.Module):
     def plan(self, arch: Arch) -> tuple[list[tuple[Width, Width]], list[Width]]:
         """Widths (heads, base) and hidden width per stage; refuses what the supernet has no weights for."""
         base, heads = int(arch.one("base")), [int(arch.one(f"heads.{s}")) for s in STAGES]
-        hidden = [int(base * h * arch.one("mlp")) for h in heads]
+        hidden = [hidden_width(base * h, arch.one("mlp")) for h in heads]
         asked = {"base": (base, self.most[0][1])}
         for i, s in enumerate(STAGES):
             asked[f"depth.{s}"] = (int(arch.one(f"depth.{s}")), self.depths[i])
@@ -307,7 +308,7 @@ def layers(frame: PitFrame, segment: Any) -> list[Layer]:
         _check_pool(before, d)
         return [Layer("pool.conv", 10 * d, 9 * d * high * wide), Layer("pool.fc", before * d + d, before * d)]
     _, d, ratio = facts
-    tokens, hidden = high * wide + 1, int(d * ratio)
+    tokens, hidden = high * wide + 1, hidden_width(d, ratio)
     return [
         Layer("blocks.norm", 4 * d, 0),
         Layer("blocks.attn.qkv", 3 * d * d + 3 * d, 3 * tokens * d * d),
@@ -327,7 +328,7 @@ def outline(frame: PitFrame, arch: Arch) -> list[dict[str, Any]]:
         parts = layers(frame, ("block", i, embed, ratio))
         for block in range(1, int(arch.one(f"depth.{s}")) + 1):
             shape = {"stage": s, "block": block, "tokens": high * wide + 1, "embed": embed, "heads": heads}
-            inner = {"qkv": embed, "mlp": ratio, "hidden": int(embed * ratio), "window": None}
+            inner = {"qkv": embed, "mlp": ratio, "hidden": hidden_width(embed, ratio), "window": None}
             cost = {"params": sum(p.params for p in parts), "macs": sum(p.macs for p in parts)}
             rows.append({**shape, **inner, **cost})
     return rows

@@ -9,6 +9,7 @@ from typing import Any
 from tailorvit.arch import Arch, number
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Layer
+from tailorvit.plain.network import hidden_width
 from tailorvit.plain.shunted import STAGES, ShuntedFrame, cells
 
 
@@ -62,9 +63,9 @@ def shapes(frame: ShuntedFrame, embed: int, mlp: float) -> list[tuple[int, int, 
             raise TailorError(
                 f"A shunted embed of {embed} gives stage {s + 1} {width} channels: not whole {heads} heads."
             )
-        if int(width * ratio) < 1:
+        if hidden_width(width, ratio) < 1:
             raise TailorError(f"A shunted MLP ratio of {mlp} leaves stage {s + 1} no hidden channel.")
-        found.append((width, width // heads, int(width * ratio)))
+        found.append((width, width // heads, hidden_width(width, ratio)))
     return found
 
 

@@ -26,6 +26,7 @@ from tailorvit.families.vit_named import ARCHS, SPACES, auto_space, baseline, vi
 from tailorvit.families.vit_readings import READINGS
 from tailorvit.families.vit_sizes import TINY, settle, shrink
 from tailorvit.families.vit_views import attention
+from tailorvit.plain.network import hidden_width
 from tailorvit.plain.relative import Execution, Places, Tables, fused_width, table_rows
 from tailorvit.plain.vit import Frame, PlainViT, initialise
 from tailorvit.space import Space
@@ -95,7 +96,7 @@ class ElasticViT(nn.Module):
         largest = space.hull()
         self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))
         self.heads = int(max(largest.many("heads")))
-        self.hidden = int(self.embed * max(largest.many("mlp")))
+        self.hidden = hidden_width(self.embed, max(largest.many("mlp")))
         places = Places(self.frame.grid, self.frame.reach, self.frame.head_dim)
         # Rates belong to the absolute block index, so a block keeps its rate in every sub-network.
         rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
@@ -120,7 +121,7 @@ class ElasticViT(nn.Module):
             "depth": (len(arch.many("heads")), len(self.blocks)),
             "embed": (embed, self.embed),
             "heads": (int(max(arch.many("heads"))), self.heads),
-            "mlp": (int(embed * max(arch.many("mlp"))), self.hidden),
+            "mlp": (hidden_width(embed, max(arch.many("mlp"))), self.hidden),
         }
         for gene, (asked, there) in wanted.items():
             if asked > there:
@@ -135,7 +136,7 @@ class ElasticViT(nn.Module):
             (arch,) = archs
             embed = int(arch.one("embed"))
             return Width(embed), [
-                BlockPlan(Width(int(h)), Width(int(h) * dim), Width(int(embed * m)))
+                BlockPlan(Width(int(h)), Width(int(h) * dim), Width(hidden_width(embed, m)))
                 for h, m in zip(arch.many("heads"), arch.many("mlp"), strict=True)
             ]
         device = self.cls_token.device
@@ -144,7 +145,9 @@ class ElasticViT(nn.Module):
         for i in range(len(self.blocks)):
             live = [i < len(a.many("heads")) for a in archs]
             heads = [int(a.many("heads")[i]) if on else 0 for a, on in zip(archs, live, strict=True)]
-            hidden = [int(e * a.many("mlp")[i]) if on else 0 for a, e, on in zip(archs, embeds, live, strict=True)]
+            hidden = [
+                hidden_width(e, a.many("mlp")[i]) if on else 0 for a, e, on in zip(archs, embeds, live, strict=True)
+            ]
             gate = None if all(live) else torch.tensor(live, device=device, dtype=torch.float32).view(-1, 1, 1, 1)
             blocks.append(
                 BlockPlan(
@@ -195,13 +198,13 @@ class ElasticViT(nn.Module):
         """What :meth:`grouped` needs to tell the members of a group apart: (blocks, 2) entries in use, on the host."""
         dim, embed, counts = self.frame.head_dim, int(arch.one("embed")), [[0, 0]] * len(self.blocks)
         for i, (h, m) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True)):
-            counts[i] = [int(h) * dim, int(embed * m)]
+            counts[i] = [int(h) * dim, hidden_width(embed, m)]
         return torch.tensor(counts)
 
     def grouped(self, x: Tensor, group: Any, switches: Tensor) -> Tensor:
         """Logits (B, classes) of a member of a group: width and depth sliced, heads and hidden widths switched off."""
         embed, depth = group
-        inner, hidden = self.heads * self.frame.head_dim, int(embed * max(self.space.largest().many("mlp")))
+        inner, hidden = self.heads * self.frame.head_dim, hidden_width(embed, max(self.space.largest().many("mlp")))
         place = torch.arange(max(inner, hidden), device=x.device)
         on = (place < switches[:depth, :, None]).to(self.cls_token.dtype)
         blocks = [
@@ -279,7 +282,7 @@ def layers(frame: Frame, segment: Any, relative: str = "factored") -> list[Layer
     if segment[0] == "head":
         d = int(segment[1])
         return [Layer("norm", 2 * d, 0), Layer("head", frame.classes * (d + 1), frame.classes * d)]
-    d, heads, hidden = int(segment[0]), int(segment[1]), int(segment[0] * segment[2])
+    d, heads, hidden = int(segment[0]), int(segment[1]), hidden_width(int(segment[0]), segment[2])
     q, rows = heads * frame.head_dim, table_rows(frame.reach)
     high, wide = frame.grid
     attention = 2 * tokens**2 * q
@@ -317,7 +320,7 @@ def outline(frame: Frame, arch: Arch) -> list[dict[str, Any]]:
                 "heads": int(heads),
                 "qkv": int(heads) * frame.head_dim,
                 "mlp": ratio,
-                "hidden": int(embed * ratio),
+                "hidden": hidden_width(embed, ratio),
                 "window": None,
                 "params": sum(p.params for p in parts),
                 "macs": sum(p.macs for p in parts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tailorvit.arch import Arch
+from tailorvit.plain.network import hidden_width
 from tailorvit.plain.relative import table_rows
 from tailorvit.plain.vit import Frame
 
@@ -19,7 +20,7 @@ def eq3_params(frame: Frame, arch: Arch) -> int:
     total = (2 * (pixels + 1) + 1) * d + 2 * d + frame.classes * (d + 1)
     tables = 4 * table_rows(frame.reach) * frame.head_dim if frame.relative else 0
     for heads, ratio in zip(arch.many("heads"), arch.many("mlp"), strict=True):
-        q, hidden = int(heads) * frame.head_dim, int(d * ratio)
+        q, hidden = int(heads) * frame.head_dim, hidden_width(d, ratio)
         total += 4 * d + 4 * q * d + 3 * q + 5 * d + tables + 2 * hidden * d + hidden + d
     return total
 
@@ -31,7 +32,7 @@ def official_complexity(frame: Frame, arch: Arch) -> int:
     pixels = frame.channels * frame.patch**2
     total = d + n * pixels * d + (n + 1) * d / 2
     for heads, ratio in zip(arch.many("heads"), arch.many("mlp"), strict=True):
-        q, hidden = int(heads) * frame.head_dim, int(d * ratio)
+        q, hidden = int(heads) * frame.head_dim, hidden_width(d, ratio)
         relative = 2 * frame.reach * tokens**2 + tokens**2 / 2 + tokens * q / 2 if frame.relative else 0
         total += 2 * tokens * d + 4 * tokens * q * d + 2 * tokens**2 * q + relative + 2 * tokens * d * hidden
     return int(total + (n + 1) * frame.classes * d)

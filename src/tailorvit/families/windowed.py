@@ -127,5 +127,6 @@ WINDOWED = Family(
     tiny=TINY,
     outline=lambda frame, arch: outline_of(frame, stages_of(frame, arch)),
     attention=attention,
+    uneven=("window",),
     masked=False,
 )

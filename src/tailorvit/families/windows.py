@@ -21,6 +21,7 @@ from tailorvit.elastic.layers import LayerNorm, Linear, Mlp, PatchEmbed, drop_pa
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
+from tailorvit.plain.network import hidden_width
 from tailorvit.plain.window_cut import Cut, Sides, clipped, pair_mask, pair_offsets, window_attend, window_bias
 from tailorvit.plain.windowed import PlainWindowed, WindowFrame, WindowStage, quarters, start_windows
 from tailorvit.space import Space
@@ -108,7 +109,7 @@ class Block(nn.Module):
         self.norm1 = LayerNorm(embed, frame.eps)
         self.attn = Attention(embed, shape.heads[block], shape.head_dim[block], window, frame.qkv_bias)
         self.norm2 = LayerNorm(embed, frame.eps)
-        self.mlp = Mlp(embed, int(embed * shape.mlp[block]))
+        self.mlp = Mlp(embed, hidden_width(embed, shape.mlp[block]))
 
     def _branch(self, x: Tensor) -> Tensor:
         return drop_path(x.flatten(1, 2), self.rate, self.training).view(x.shape)
@@ -183,7 +184,7 @@ class ElasticWindows(nn.Module):
                 pairs += [
                     ("heads", asked.heads[i], there.heads[i]),
                     ("head width", asked.head_dim[i], there.head_dim[i]),
-                    ("mlp", int(asked.embed * asked.mlp[i]), int(there.embed * there.mlp[i])),
+                    ("mlp", hidden_width(asked.embed, asked.mlp[i]), hidden_width(there.embed, there.mlp[i])),
                     ("window", max(clipped(sides, asked.window[i])), max(clipped(sides, there.window[i]))),
                 ]
             for gene, wanted, most in pairs:
@@ -201,7 +202,7 @@ class ElasticWindows(nn.Module):
             (
                 Width(shape.embed),
                 [
-                    BlockPlan(Width(h), Width(d), Width(int(shape.embed * m)), Cut.of(sides, w, i % 2 == 1))
+                    BlockPlan(Width(h), Width(d), Width(hidden_width(shape.embed, m)), Cut.of(sides, w, i % 2 == 1))
                     for i, (h, d, m, w) in enumerate(
                         zip(shape.heads, shape.head_dim, shape.mlp, shape.window, strict=True)
                     )

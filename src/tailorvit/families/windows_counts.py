@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Layer
+from tailorvit.plain.network import hidden_width
 from tailorvit.plain.window_cut import Cut, Sides
 from tailorvit.plain.windowed import STAGES, WindowFrame, WindowStage
 
@@ -37,7 +38,7 @@ def block_rows(
     frame: WindowFrame, stage: int, embed: int, window: int, heads: int, dim: int, ratio: float
 ) -> list[Layer]:
     """One block of a stage (counted from 0); Q-K-V and projection see whole windows, so padding is counted too."""
-    cut, q, hidden = Cut.of(frame.maps[stage], window, False), heads * dim, int(embed * ratio)
+    cut, q, hidden = Cut.of(frame.maps[stage], window, False), heads * dim, hidden_width(embed, ratio)
     (high, wide), (down, across) = cut.padded, cut.window
     tokens, seen, keys = frame.maps[stage][0] * frame.maps[stage][1], high * wide, down * across
     table = (2 * down - 1) * (2 * across - 1) * heads if keys > 1 else 0
@@ -70,7 +71,7 @@ def outline_of(frame: WindowFrame, stages: Sequence[WindowStage]) -> list[dict[s
                     "heads": heads,
                     "qkv": heads * dim,
                     "mlp": ratio,
-                    "hidden": int(shape.embed * ratio),
+                    "hidden": hidden_width(shape.embed, ratio),
                     "window": min(window, max(high, wide)),
                     "params": sum(p.params for p in parts),
                     "macs": sum(p.macs for p in parts),

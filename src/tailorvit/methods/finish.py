@@ -114,7 +114,12 @@ def _network(
     if net is None or how == "retrain":
         return session.plain(arch, settings, stage, start)
     inherited = session.family.extract(net.model(), arch)
-    return inherited.eval() if how == "inherit" else session.plain(arch, settings, stage, inherited)
+    if how == "inherit":
+        return inherited.eval()
+    # Anew, for the drop path of the last training: an extracted network has the supernet's.
+    tuned = session.family.build(session.family.frame(dict(session.space.fixed)), arch, settings.drop_path)
+    tuned.load_state_dict(inherited.state_dict())
+    return session.plain(arch, settings, stage, tuned)
 
 
 def _rival_training(session: Session, net: Supernet | None) -> TrainSettings:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
+from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, hidden_width, picked
 from tailorvit.plain.trunk import PlainTrunk
 from tailorvit.plain.vit import initialise
 
@@ -60,7 +60,7 @@ class LadderFrame:
 
     def hidden(self, embed: int, ratio: float) -> int:
         """Width inside an MLP; EVL rounds, we cut."""
-        return round(self.features * ratio) if self.design == "evl" else int(embed * ratio)
+        return round(self.features * ratio) if self.design == "evl" else hidden_width(embed, ratio)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

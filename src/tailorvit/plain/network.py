@@ -9,6 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+NARROW_END = 192  # channels of the last stage; the papers' networks with stages end with 224 and more
+ROUNDING = 1e-9
+
+
+def hidden_width(embed: int, ratio: float) -> int:
+    """Channels inside an MLP, rounded down; 4.1 times 30 are 123, though the product of floats lies below that."""
+    return int(embed * ratio + ROUNDING)
+
 
 class PlainNetwork(nn.Module):
     """One fixed architecture, with the duties timm and our exports expect of it.

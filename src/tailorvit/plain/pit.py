@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
+from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, hidden_width, picked
 from tailorvit.plain.vit import NARROW, Mlp
 
 
@@ -99,7 +99,7 @@ class PitBlock(nn.Module):
         self.norm1 = nn.LayerNorm(embed, eps)
         self.attn = PitAttention(embed, heads)
         self.norm2 = nn.LayerNorm(embed, eps)
-        self.mlp = Mlp(embed, int(embed * ratio))
+        self.mlp = Mlp(embed, hidden_width(embed, ratio))
         self.drop_path = DropPath(drop)
 
     def forward(self, x: Tensor) -> Tensor:

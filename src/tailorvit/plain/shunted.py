@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
+from tailorvit.plain.network import NARROW_END, DropPath, PlainNetwork, drop_rates, hidden_width, picked
 
 STAGES = 4
 
@@ -217,7 +217,7 @@ class ShuntedBlock(nn.Module):
     def __init__(self, embed: int, heads: int, reduction: int, ratio: float, drop: float, eps: float) -> None:
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(embed, eps), ShuntedAttention(embed, heads, reduction, eps)
-        self.norm2, self.mlp = nn.LayerNorm(embed, eps), ShuntedMlp(embed, int(embed * ratio))
+        self.norm2, self.mlp = nn.LayerNorm(embed, eps), ShuntedMlp(embed, hidden_width(embed, ratio))
         self.drop_path = DropPath(drop)
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -273,7 +273,7 @@ class PlainShunted(PlainNetwork):
             for i, ratio in enumerate(frame.mlps(mlp))
         )
         self.head = self.classifier()
-        start_shunted(self)
+        start_shunted(self, self.num_features)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainShunted:
@@ -325,13 +325,14 @@ class PlainShunted(PlainNetwork):
         return out
 
 
-def start_shunted(model: nn.Module) -> None:
+def start_shunted(model: nn.Module, embed: int) -> None:
     """Truncated normal for linear weights, zero biases; convolutions and norms as torch does.
 
-    The deviation is 0.02, but half a unit of gain in layers under 128 channels, which 0.02 nearly mutes (docs/log.md).
+    The deviation is 0.02, but half a unit of gain in layers under 128 channels of a network that ends narrow, which
+    0.02 nearly mutes (docs/log.md).
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            wide = module.in_features >= 128 or name == "head"
+            wide = module.in_features >= 128 or name == "head" or embed >= NARROW_END
             nn.init.trunc_normal_(module.weight, std=0.02 if wide else max(0.02, 0.5 * module.in_features**-0.5))
             nn.init.zeros_(module.bias)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
+from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, hidden_width, picked
 from tailorvit.plain.relative import Execution, Grid, Places, Tables, attend_packed, attention_weights, table_rows
 
 
@@ -116,7 +116,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(embed, frame.eps)
         self.attn = Attention(frame, places, embed, heads, execution)
         self.norm2 = nn.LayerNorm(embed, frame.eps)
-        self.mlp = Mlp(embed, int(embed * ratio))
+        self.mlp = Mlp(embed, hidden_width(embed, ratio))
         self.drop_path = DropPath(drop)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailorvit.plain.network import DropPath, PlainNetwork, drop_rates, picked
+from tailorvit.plain.network import NARROW_END, DropPath, PlainNetwork, drop_rates, hidden_width, picked
 from tailorvit.plain.vit import Mlp
 from tailorvit.plain.window_cut import (
     Cut,
@@ -27,7 +27,6 @@ from tailorvit.plain.window_cut import (
 )
 
 STAGES = 4
-NARROW_END = 256  # channels of the last stage; the papers' networks end with 576 and more
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class WindowBlock(nn.Module):
         self.norm1 = nn.LayerNorm(embed, frame.eps)
         self.attn = WindowAttention(frame, cut, embed, shape.heads[block], shape.head_dim[block])
         self.norm2 = nn.LayerNorm(embed, frame.eps)
-        self.mlp = Mlp(embed, int(embed * shape.mlp[block]))
+        self.mlp = Mlp(embed, hidden_width(embed, shape.mlp[block]))
         self.drop_path = DropPath(drop)
 
     def forward(self, x: Tensor) -> Tensor:

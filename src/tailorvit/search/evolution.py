@@ -34,6 +34,7 @@ class EvolutionSettings:
     p_depth: float = 0.2
     p_global: float = 0.2
     p_block: float = 0.4
+    redraw_same: bool = False  # a redraw may draw the old value again, as the released code's does
     per_gene: bool = False  # cross and redraw a block's values one by one instead of together
     elitist: bool = True  # parents from all generations; otherwise from the last one only
     prefilter: str = ""  # a proxy, or "fitted", that looks at children before they are evaluated; none where empty
@@ -79,7 +80,8 @@ Liking = Callable[[Sequence[Arch]], list[float]]  # larger is better
 PRESETS: Mapping[str, EvolutionSettings] = {
     "fixed": EvolutionSettings(),
     "paper": EvolutionSettings(elitist=False),  # the literal listing: parents are the best of the last generation
-    "official": EvolutionSettings(p_depth=0.4, p_global=0.4, p_block=0.2, per_gene=True),  # the released code
+    # The released code.
+    "official": EvolutionSettings(p_depth=0.4, p_global=0.4, p_block=0.2, per_gene=True, redraw_same=True),
 }
 
 
@@ -142,6 +144,5 @@ class Evolution(Memory):
 
     def _mutate(self, best: list[Arch], rng: np.random.Generator) -> Candidate:
         s, parent = self.settings, best[int(rng.integers(len(best)))]
-        return Candidate(
-            self.space.mutate(parent, rng, s.p_depth, s.p_global, s.p_block, s.per_gene), "mutate", (parent,)
-        )
+        child = self.space.mutate(parent, rng, s.p_depth, s.p_global, s.p_block, s.per_gene, s.redraw_same)
+        return Candidate(child, "mutate", (parent,))

@@ -292,12 +292,11 @@ class Found:
 
 def within(space: Space, meter: Meter, enough: int) -> int:
     """How many different members keep the limits, counted up to ``enough``; 0 where the smallest is too large."""
-    ends = (*space.ends(False), *space.ends())
     if not all(high is None or meter.least(metric, space) <= high for metric, _, high in meter.limits):
         return 0
     if not meter.limits:
         return min(enough, space.count())
-    rng, found = generator(0, "within"), {a for a in ends if meter.fits(a)}
+    rng, found = generator(0, "within"), {a for a in meter.corners(space) if meter.fits(a)}
     # Measured costs take a second each.
     for _ in range(TRIES * enough if set(meter.limits.metrics) <= {"params", "macs"} else 2 * enough):
         if len(found) >= min(enough, space.count()):
@@ -349,7 +348,11 @@ def seek(
     for t in range(settings.updates):
         found = fits(path[-1], evaluator(path[-1], t), settings, seed, t, legal, same, scale)
         decision, after = decide(path[-1], found, settings, t, scale)
-        decisions.append(replace(decision, warnings=(*few, *decision.warnings)) if t == 0 else decision)
+        told = few if t == 0 else ()
+        if not few and (all_best := [f.dim for f in found if max(f.counts) <= settings.best]):
+            names = ", ".join(all_best)
+            told = (f"Step {t}: no choice of {names} has over {settings.best} members, so its Q_t equals Q_e.",)
+        decisions.append(replace(decision, warnings=(*told, *decision.warnings)))
         book.decided(decisions[-1])
         if decision.kind == "stop":
             break

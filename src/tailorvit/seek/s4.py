@@ -218,7 +218,7 @@ def repair_move(
 
     ``metric`` is the cost that breaks it; the first with an upper limit where none is named.
     """
-    options = options_at(space, meter, settings)
+    options, blind = options_at(space, meter, settings), slopes is None or not any(s.z for s in slopes)
     if not options:
         metric = metric or size_metric(meter)
         here = size_of(space, meter, metric, settings.sized_by)
@@ -230,9 +230,9 @@ def repair_move(
                 f"The space cannot shrink any further and its {settings.sized_by} member still breaks "
                 f"{meter.limits.describe()}."
             )
-        if slopes is None:
+        if blind:
             return min(options, key=lambda m: (m.size, m.gamma))
-    if slopes is None:
+    if slopes is None or blind:
         return max(options, key=lambda m: (m.size, m.gamma))  # keep as much capacity as possible
     return options[rank(options, slopes, space, settings.slope_units)[0][0]]
 

@@ -18,7 +18,7 @@ def decays(name: str, parameter: Tensor, tables: bool = False) -> bool:
     """Whether weight decay applies: not to norms, biases, positions, tokens and (unless asked) relative tables."""
     leaf = name.rsplit(".", 1)[-1]
     # Norms by name as well: those of a family with channels per head have two axes.
-    if parameter.dim() <= 1 or "norm" in name or leaf.endswith("bias") or leaf in ("pos_embed", "cls_token"):
+    if parameter.dim() <= 1 or "norm" in name or leaf.endswith("bias") or leaf in ("pos_embed", "cls_token", "query"):
         return False
     return tables or not leaf.startswith(("rel_", "relative_"))
 
