@@ -100,6 +100,13 @@ def test_epochs_of_the_study_follow_from_the_options():
     assert by_name["f-s4-dss-0"].epochs == 30
 
 
+def test_a_sandwich_trains_a_quarter_of_the_epochs_for_the_same_work():
+    by_name = {j.name: j for j in jobs(asked("--epochs-supernet", "40"))}
+    warm, sandwich = by_name["e-s4-warm-0"], by_name["g-s4-sandwich-0"]
+    assert (warm.recipe["train"]["epochs"], sandwich.recipe["train"]["epochs"]) == (40, 10)
+    assert sandwich.epochs == pytest.approx(warm.epochs)
+
+
 def test_a_job_waits_for_the_row_it_needs():
     late = job("late", needs="first", pick=("rank", 1), recipe={"a": 1})
     assert ready(late, {}) is None
@@ -148,6 +155,14 @@ def test_no_job_starts_that_would_end_too_late(queue):
     one.deadline -= 20
     one.work()
     assert [r["name"] for r in one.rows] == ["first", "short"]
+
+
+def test_what_no_session_has_time_for_starts_in_the_first_half_of_one(queue):
+    known = {"name": "known", "case": "case", "ok": True, "epochs": 1, "seconds": 60.0}
+    one = queue([job("long", 5)], minutes=1.0, have=[known])
+    assert one.next()[0].name == "long"
+    one.deadline -= 35
+    assert one.next() is None
 
 
 def test_at_the_end_of_the_time_workers_are_ended(queue):
@@ -218,6 +233,11 @@ def test_tau_has_an_interval_that_holds_it():
     low, high = study.ranks.interval(a, [1.0, 3.0, 2.0, 4.0, 6.0, 5.0, 7.0, 8.0])
     assert 0 < low < 26 / 28 <= high <= 1
     assert study.ranks.interval([1.0, 2.0], [1.0, 2.0]) is None
+
+
+def test_ranks_over_two_spaces_are_of_what_lies_above_the_mean_of_its_own():
+    rows = [{"space": w, "test": v} for w, v in (("first", 60.0), ("last", 82.0), ("first", 64.0), ("last", 80.0))]
+    assert study.ranks._within(rows, "test") == [-2.0, 1.0, 2.0, -1.0]
 
 
 def test_tables_of_nothing_say_so(tmp_path):

@@ -159,6 +159,7 @@ class List:
         recipe = merged(merged(base(self.asked, seed, self.sizes[size]), more), overrides(self.asked.sets))
         if recipe["train"].get("rule") == "sandwich":  # four networks a step: a quarter of the epochs is the same work
             recipe["train"]["epochs"] = max(1, recipe["train"]["epochs"] // 4)
+            recipe["train"]["warmup"] = recipe["train"]["epochs"] / 10
         if case in TRAINED:  # a training costs more than a look at a supernet and has less noise: few pairs
             recipe["s4"]["pairs"] = self.asked.member_pairs
         label = name or f"{case.replace(' ', '-')}-{seed}"

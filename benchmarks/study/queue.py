@@ -47,9 +47,21 @@ def add_rows(path: Path, rows: Sequence[Table]) -> int:
     known = {(r["name"], str(r.get("settings"))) for r in read_rows(path) if r.get("ok")}
     new = {(r["name"], str(r.get("settings"))): r for r in rows if r.get("ok") and "skipped" not in r}
     fresh = [r for key, r in new.items() if key not in known]
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(r) + "\n" for r in fresh)
+    append(path, fresh)
     return len(fresh)
+
+
+def append(path: Path, rows: Sequence[Table]) -> None:
+    """Put rows to a file, on the disk before it goes on; a line that a kill cut off must not swallow the first."""
+    with path.open("a+", encoding="utf-8") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell():
+            file.seek(file.tell() - 1)
+            if file.read(1) != "\n":
+                file.write("\n")
+        file.writelines(json.dumps(r) + "\n" for r in rows)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class Queue:
@@ -72,15 +84,7 @@ class Queue:
 
     def _append(self, row: Table) -> None:
         self.rows.append(row)
-        with (self.place / "rows.jsonl").open("a+", encoding="utf-8") as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell():
-                file.seek(file.tell() - 1)
-                if file.read(1) != "\n":  # a line cut off by a kill must not swallow this one
-                    file.write("\n")
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.place / "rows.jsonl", [row])
 
     def _collect(self, path: Path) -> bool:
         try:

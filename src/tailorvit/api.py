@@ -294,9 +294,9 @@ def _work(
     from tailorvit.report import write_report
 
     progress = make_progress(mode)
+    session = Session(config, record, data, space, limits, device, progress)
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
-    session = Session(config, record, data, space, limits, device, progress)
     try:
         if data.skipped and not record.events("skipped"):
             names = [{"path": p, "reason": r} for p, r in data.skipped]

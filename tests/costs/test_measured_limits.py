@@ -10,7 +10,7 @@ from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
 from tailorvit.costs.measure import Latency, measure_latency
-from tailorvit.costs.meter import NEAR, growing, largest_fitting, largest_measured
+from tailorvit.costs.meter import growing, largest_fitting, largest_measured
 from tailorvit.methods.plan import auto_space, hand_designed, threads_for
 
 FIXED = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head_dim": 32, "reach": 7}
@@ -40,11 +40,12 @@ def test_few_questions_find_the_last_that_fits(most):
 
     found = largest_measured([*reversed(range(300))], fits, float)
     assert found == (most - 1 if most else None)
-    assert len(asked) == len(set(asked)) <= 20 + NEAR
+    assert len(asked) == len(set(asked)) <= 23
 
 
 def test_a_little_beyond_one_that_was_refused_is_asked_too():
-    assert largest_measured(range(20), lambda v: v < 8 or v == 8 + NEAR - 1, float) == 8 + NEAR - 1
+    assert largest_measured(range(20), lambda v: v < 8 or v == 10, float) == 10
+    assert largest_measured(range(20), lambda v: v < 8 or v == 11, float) == 7, "three candidates, no more"
     assert largest_measured([], lambda v: True, float) is None
 
 

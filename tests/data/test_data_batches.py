@@ -183,6 +183,7 @@ def test_presets():
     assert augment_preset("mild", 8, "digits", channels=1) == Augment(mixup=0.2, smoothing=0.1)
     assert augment_preset("mild", 64, "photos") == Augment(crop_pad=8, flip=True, smoothing=0.1)
     assert not augment_preset("standard", 32, "torchvision:SVHN@data").flip
+    assert augment_preset("mild", 64, "photos", channels=1) == Augment(crop_pad=8, smoothing=0.1)
     assert (STANDARD.randaugment, STANDARD.erasing, STANDARD.mixup, STANDARD.cutmix, STANDARD.switch, STANDARD.scale,
             STANDARD.jitter, STANDARD.smoothing, STANDARD.flip) == (
         "rand-m9-mstd0.5-inc1", 0.25, 0.8, 1.0, 0.5, (0.08, 1.0), 0.4, 0.1, True)  # fmt: skip

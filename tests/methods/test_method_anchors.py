@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import tailorvit
+from tailorvit.config import configure
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
-from tailorvit.methods.anchors import RIDGE, biases, corner, design
+from tailorvit.methods import anchors
+from tailorvit.methods.anchors import RIDGE, anchored, biases, corner, design
 from tailorvit.runs import Run
+from tailorvit.seek.slopes import Slope
 
 SPACE = named_space("vit-8px")
 QUICK = ["train.epochs=1", "final.train.epochs=1", "train.batch=200", "baseline=false", "analysis.samples=2"]
@@ -43,6 +48,29 @@ def test_biases_are_what_was_put_in():
     spread = np.std([f for f, _ in noisy], axis=0)
     told = np.mean([e for _, e in noisy], axis=0)
     assert told == pytest.approx(spread, rel=0.4), "the errors told are those made"
+
+
+def test_slopes_grow_by_what_anchors_reach_beyond_what_they_inherit(monkeypatch):
+    """A block gives three points, the supernet shows one; 8 more in width cost a point that it does not show."""
+
+    def inherited(_, candidates):
+        return [SimpleNamespace(accuracy=50 + c.arch.one("depth")) for c in candidates]
+
+    monkeypatch.setattr(anchors, "accuracy", lambda arch, *_: 50 + 3 * arch.one("depth") - arch.one("embed") / 8)
+    session = SimpleNamespace(
+        config=configure({"s4": {"anchors": 8, "dims": ["depth", "embed"]}}),
+        seed=0,
+        device="cpu",
+        plain=lambda arch, *_: arch,
+        search_batches=list,
+        tell_once=lambda *_, **__: None,
+    )
+    correct = anchored(session, SimpleNamespace(at=lambda *_: SimpleNamespace(score=inherited)))
+    given = [Slope(key, 1.0, 0.3, SPACE[key].shift, ((1, 2, 50.0, 51.0),)) for key in SPACE.keys]
+    found = {s.dim: s for s in correct(SPACE, 0, given)}
+    added = {"depth": 2 * 8 / 9, "embed": -1 / 8 * 8 / 9, "mlp": 0, "heads": 0}  # the ridge takes a ninth
+    for key, more in added.items():
+        assert found[key].added == pytest.approx(more) and found[key].z == pytest.approx(1 + more), key
 
 
 def test_a_run_trains_its_anchors_once_and_corrects_every_step(tmp_path, monkeypatch):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 
 import tailorvit
 from tailorvit.arch import Arch
 from tailorvit.config import configure, parse_recipe, read_recipe
-from tailorvit.costs import Limits
+from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
-from tailorvit.costs.predictor import Predictor
+from tailorvit.costs.predictor import HatSettings, Predictor
 from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.families import named_space
 from tailorvit.methods.hat import latency_limit
 from tailorvit.methods.session import RunSink
 from tailorvit.rng import generator
@@ -76,6 +79,26 @@ def test_the_search_goes_by_predictions_and_ends_with_a_measurement(tmp_path, cl
     assert None in measured, "most of what is searched is never timed"
     assert told["data"]["mape"] == found["mape"] and "rank correlation" in told["text"]
     assert len(clock) <= 2 * 16 + 1 + found["refused"]
+
+
+def test_the_median_of_the_rounds_counts_and_noise_is_a_share_of_the_latency(monkeypatch):
+    """The second round takes a tenth longer than the first, in the third the machine is busy."""
+    space, kept = named_space("vit-8px"), {}
+    meter, hat = Meter.for_space(space), importlib.import_module("tailorvit.methods.hat")
+    factors = (1.0, 1.1, 5.0)
+    monkeypatch.setattr(
+        hat, "_round", lambda _, archs, number: [1e-8 * factors[number] * meter.cost("params", a) for a in archs]
+    )
+    run = SimpleNamespace(
+        measured=lambda _, arch: kept.get(arch), record_measured=lambda _, arch, value: kept.update({arch: value})
+    )
+    config = SimpleNamespace(hat=HatSettings(samples=12, held_out=4, rounds=3))
+    session = SimpleNamespace(
+        config=config, space=space, seed=0, run=run, meter=meter, timed=lambda _: contextlib.nullcontext()
+    )
+    noise = hat._predictor(session)[-1]
+    assert noise == pytest.approx(10) and len(kept) == 16
+    assert all(seconds == pytest.approx(1.1e-8 * meter.cost("params", arch)) for arch, seconds in kept.items())
 
 
 def test_a_limit_in_the_recipe_comes_first(tmp_path, clock):

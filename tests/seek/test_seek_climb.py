@@ -125,6 +125,26 @@ def test_adaptive_looks_at_the_slopes_a_move_is_chosen_by():
     assert pairs(lambda space, t, found: [replace(s, se=100.0) for s in found]) == {40}
 
 
+def test_adaptive_doubts_what_significance_and_trusts_what_momentum_does():
+    settings = {"pairs": 40, "adaptive": True, "dims": ("depth", "mlp")}
+
+    def pairs(said, **more):
+        def correct(space, t, found):
+            by_dim = {k: (z / float(space[k].shift), se / float(space[k].shift)) for k, (z, se) in said[t].items()}
+            return [replace(s, z=by_dim[s.dim][0], se=by_dim[s.dim][1]) if s.dim in by_dim else s for s in found]
+
+        how = S4Settings(iterations=len(said), **settings, **more)
+        decisions = seek(SMALL, Meter.for_space(SMALL), evaluate(problem()), how, 0, None, POINTS, correct)[2]
+        return [len(d.slopes[0].pairs) for d in decisions]
+
+    # Points a step and their errors. Both up is clear; with the ratio's at zero, its error often moves it.
+    doubtful = {"depth": (10.0, 0.1), "mlp": (10.0, 3.5)}
+    assert pairs([doubtful]) == [10] and pairs([doubtful], significance=3) == [40]
+    # Noise alone tells nothing; with half of the slopes before it goes their way.
+    clear, noise = {"depth": (10.0, 0.1), "mlp": (10.0, 0.1)}, {"depth": (0.1, 1.0), "mlp": (-0.1, 1.0)}
+    assert pairs([clear, noise]) == [10, 40] and pairs([clear, noise], momentum=0.5) == [10, 10]
+
+
 def test_s4_and_evolution_beat_random_search_at_equal_evaluations():
     """The optimum lies outside the first space; slopes cost evaluations too."""
     meter = Meter.for_space(SMALL, Limits.of(max_params="1.2M"))

@@ -190,6 +190,14 @@ def test_a_subspace_smaller_than_the_sample_is_taken_whole():
     assert sum(map(len, buckets(space, 100, 0, 0, always, as_they_are)["embed"].values())) == space.count() == 12
 
 
+def test_every_choice_of_a_tied_dimension_is_asked_with_all_its_partners():
+    dims = (Dim("depth", (1,)), Dim("embed", (4, 8)), Dim("wide", (8, 12, 16)), Dim("mlp", (2, 3), "block"))
+    space = Space("vit", dims, (), (("embed", "wide"),))
+    found = pinned(space, space["embed"], (4, 8), 20, generator(0), always)
+    partners = {v: {a.one("wide") for a in archs} for v, archs in found.items()}
+    assert partners == {4: {8, 12, 16}, 8: {8, 16}}, "12 has no member of the other choice"
+
+
 def test_only_members_within_the_limits():
     meter = Meter.for_space(SMALL, Limits.of(max_params=FREE.cost("params", SMALL.smallest()) * 1.6))
     for groups in (f(SMALL, 10, 0, 0, meter.fits, as_they_are) for f in (pins, buckets)):

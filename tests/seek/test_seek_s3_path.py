@@ -151,6 +151,19 @@ def test_enough_members_are_needed_where_some_space_has_them():
     assert within(STEPS[0], FREE, 5) == 5
 
 
+@pytest.mark.parametrize(("slow", "members"), [(0.0, 10), (9.0, 1)])
+def test_measured_limits_are_looked_for_with_few_questions(slow, members):
+    asked = []
+
+    class Clock(Meter):
+        def cost(self, metric, arch):
+            asked.append(arch)
+            return 0.5 if arch == SMALL.smallest() else slow
+
+    assert within(SMALL, Clock.for_space(SMALL, Limits.of(max_latency="1s")), 10) == members
+    assert len(asked) <= 2 * 10 + 4, "the corners, and two for every member wanted"
+
+
 def test_only_members_within_the_limits_are_asked_when_limited():
     asked = []
     meter = Meter.for_space(SMALL, Limits.of(max_params=1.5 * LEAST[0]))

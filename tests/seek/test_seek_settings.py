@@ -48,6 +48,7 @@ class Trail(Book):
         (1, (1, 0), (0, 1), 1),
         (2, (1, 1), (1, 0), 4),  # 45 degrees is along
         (2, (1, 1, 1, 0), (0, 0, 1, 0), 4),  # 54.7 degrees still is
+        (2, (1, 1, 1, 1), (1, 1, -1, 0), 1),  # 73 degrees is a turn
         (2, (1, 1, 1, 1), (0, 0, 1, -1), 1),
     ],
 )
@@ -79,7 +80,20 @@ def test_adaptive_strides_reach_a_far_optimum_in_fewer_moves():
     assert abs(ends["adaptive"][-1] - FAR["depth"]) < abs(ends["single"][-1] - FAR["depth"])
 
 
-def test_where_nothing_lies_so_far_the_same_slopes_are_asked_nearer():
+def test_no_stride_is_longer_than_eight_steps():
+    book, settings = Trail(), S4Settings(iterations=7, pairs=2, stride="adaptive", dims=("depth",))
+    seek(SMALL, FREE, lambda *_: lambda archs: [a.one("depth") for a in archs], settings, 0, book)
+    assert np.diff([s["depth"].low for s in book.spaces]).tolist() == [1, 1, 2, 4, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("first", "path"),
+    [
+        (6, [6, 5, 4, 2, 1]),  # one, one, two, then four and two would fall under the minimum: one
+        (7, [7, 6, 5, 3, 1]),  # four would, two would not
+    ],
+)
+def test_where_nothing_lies_so_far_the_same_slopes_are_asked_nearer(first, path):
     asked = []
 
     def ask(space, t):
@@ -88,9 +102,8 @@ def test_where_nothing_lies_so_far_the_same_slopes_are_asked_nearer():
 
     book = Trail()
     settings = S4Settings(iterations=5, pairs=4, stride="adaptive", dims=("depth",), nonpositive="strict")
-    _, t, decisions = seek(SMALL, FREE, ask, settings, 0, book)
-    lows = [s["depth"].choices[0] for s in book.spaces]
-    assert lows == [6, 5, 4, 2, 1], "one, one, two, then two would fall under the minimum: one"
+    _, t, decisions = seek(SMALL.shift({"depth": first - 6}), FREE, ask, settings, 0, book)
+    assert [s["depth"].low for s in book.spaces] == path
     assert asked == [0, 1, 2, 3, 4] and t == 4
     assert decisions[-1].reason == "no promising neighbour"
 
@@ -105,6 +118,21 @@ def test_the_middle_member_has_middle_values():
     meter = Meter.for_space(SMALL)
     assert size_of(SMALL, meter, "params") == meter.cost("params", SMALL.largest())
     assert size_of(SMALL, meter, "params", "middle") == meter.cost("params", arch)
+
+
+def test_a_space_at_the_limit_is_over_it():
+    top = size_of(SMALL, FREE, "params")
+    assert over(SMALL, Meter.for_space(SMALL, Limits.of(max_params=top))) == "params"
+    assert over(SMALL, Meter.for_space(SMALL, Limits.of(max_params=top + 1))) is None
+
+
+def test_under_a_lower_limit_only_larger_neighbours_will_do():
+    class ByDepth(Meter):
+        def cost(self, metric, arch):
+            return arch.one("depth")
+
+    legal = moves(SMALL, ByDepth.for_space(SMALL, Limits.of(min_params=1000)))
+    assert {m.gamma[0] for m in legal} == {1} and len(legal) == 27, "one of the same size is none"
 
 
 def test_sized_by_the_middle_members_lie_on_both_sides_of_the_limit():
@@ -227,3 +255,23 @@ def test_with_momentum_one_misleading_supernet_does_not_turn_the_space():
 def test_a_momentum_of_one_would_never_learn():
     with pytest.raises(TailorError, match=r"s4\.momentum must lie between 0 and 0\.95, not 1"):
         S4Settings(momentum=1)
+
+
+def test_a_repair_by_slopes_heeds_significance_and_the_steps_before():
+    """Heads seem to gain three points a step, give or take ten: with doubt heeded they are no reason to move."""
+    space = named_space("vit-8px")
+    params = Meter.for_space(space).most("params", space)
+    meter = Meter.for_space(space, Limits.of(max_params=0.98 * params))
+
+    def noisy(there, t):
+        rng = np.random.default_rng(t)
+        return lambda archs: [50 + 3 * float(np.mean(a.many("heads"))) + rng.normal(0, 40) for a in archs]
+
+    moved = {}
+    for significance in (0.0, 100.0):
+        settings = S4Settings(repair="slope", pairs=6, iterations=1, significance=significance)
+        moved[significance] = seek(space, meter, noisy, settings, 0)[2][0]
+    assert moved[0.0].kind == moved[100.0].kind == "repair"
+    by_size = seek(space, meter, noisy, S4Settings(pairs=6, iterations=1), 0)[2][0]
+    assert moved[100.0].gamma == by_size.gamma != moved[0.0].gamma, "all within their errors: as without slopes"
+    assert [s.z for s in moved[100.0].slopes] == [s.z for s in moved[0.0].slopes], "what was measured is kept"

@@ -12,8 +12,6 @@ from typing import Any
 from tailorvit.arch import Arch
 from tailorvit.families import FAMILIES, Layer
 
-MACS_LABEL = "MACs (papers' FLOPs)"
-
 
 class Counter:
     """Counts architectures of one family with one set of shared settings."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import resource
 import statistics
 import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -101,17 +99,11 @@ def _live_peak(model: nn.Module, x: torch.Tensor) -> int:
     return sum(held.values()) + x.untyped_storage().nbytes() + peak
 
 
-def resident_bytes() -> int:
-    """Peak resident size of this process."""
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
 def cpu_name() -> str:
     """The processor, as the system names it."""
     try:
         text = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=5, check=False).stdout
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return next(
         (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("Model name")), "unknown"

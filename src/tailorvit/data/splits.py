@@ -18,7 +18,7 @@ SPLITS = ("train", "search", "test")
 def stratified(labels: Ints, shares: Sequence[float], seed: int, place: str) -> list[Ints]:
     """Hold parts out of every class, at least one item each; the last list is what is left, never empty.
 
-    A class too small for one item per part gives to the earlier parts first, and keeps one.
+    A class too small for one item per part gives to the later parts first, and keeps one.
     """
     parts: list[list[Ints]] = [[] for _ in range(len(shares) + 1)]
     for label in np.unique(labels):

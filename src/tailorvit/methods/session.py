@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,11 @@ class RunSink(Sink):
     def progress(self, step: int, total: int, facts: Mapping[str, Any]) -> None:
         """On the screen."""
         self.session.progress.step(self.stage, step, total, facts)
+
+    def close(self) -> None:
+        """End TensorBoard's writer, which keeps a thread."""
+        if self._board is not None:
+            self._board.close()
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,8 @@ class Session:
         with self.timed(stage):
             batches = self.train_batches(settings, stage)
             seed = derive(self.seed, stage, "train") % 2**31
-            trained = train(model, batches, rule, settings, seed, RunSink(self, stage), evaluate, self.device)
+            with closing(RunSink(self, stage)) as sink:
+                trained = train(model, batches, rule, settings, seed, sink, evaluate, self.device)
             # The checkpoint keeps what the stage is for: weights (the average, where one was kept), no optimiser.
             done = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
             self.keep(model, stage, done)

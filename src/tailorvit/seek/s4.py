@@ -265,91 +265,124 @@ def seek(
     Repairs come before step 0 (by size) or use step slopes (by slope); they do not count as iterations. ``correct``
     may mend the slopes of a space by what it knows better than the evaluator.
     """
-    book, decisions, visited, t = book or Book(), [], {space}, 0
-    metric, stride = size_metric(meter), 1
-    known: list[Slope] | None = None  # of the steps before
-    survey = Survey(meter, settings.survey, settings.reach, seed)
+    walk = _Walk(space, meter, evaluator, settings, seed, book or Book(), scale, correct)
+    walk.repair()
+    walk.move()
+    return walk.space, walk.t, walk.decisions
 
-    def note(decision: Decision) -> None:
-        decisions.append(decision)
-        book.decided(decision)
 
-    def as_judged(found: list[Slope], t: int) -> list[Slope]:
-        """Slopes as a move is chosen by them: corrected, with a share of those before, without what may be noise."""
-        mended = found if correct is None else correct(space, t, found)
-        return judged(blended(mended, known, settings.momentum), settings.significance)
+class _Walk:
+    """One run of S4: where the space is, where it was, what was decided, what is known of slopes."""
 
-    def slopes_at(t: int) -> list[Slope]:
-        accuracies = evaluator(space, t)
-        enough = (lambda s: _clear(space, as_judged(s, t), meter, settings, stride)) if settings.adaptive else None
+    def __init__(
+        self,
+        space: Space,
+        meter: Meter,
+        evaluator: Callable[[Space, int], Accuracies],
+        settings: S4Settings,
+        seed: int,
+        book: Book,
+        scale: Scale,
+        correct: Correct | None,
+    ) -> None:
+        self.meter, self.evaluator, self.settings, self.seed = meter, evaluator, settings, seed
+        self.book, self.scale, self.correct = book, scale, correct
+        self.decisions, self.visited = list[Decision](), set[Space]()
+        self.metric, self.stride = size_metric(meter), 1
+        self.known: list[Slope] | None = None  # slopes of the steps before
+        self.survey = Survey(meter, settings.survey, settings.reach, seed)
+        self._arrive(space, 0)
+
+    def _arrive(self, space: Space, t: int, repaired: bool = False) -> None:
+        self.space, self.t = space, t
+        self.visited.add(space)
+        self.book.space(t, space, repaired)
+
+    def _note(self, decision: Decision) -> None:
+        self.decisions.append(decision)
+        self.book.decided(decision)
+
+    # -- slopes -----------------------------------------------------------------------------------------------------
+
+    def _mended(self, found: Sequence[Slope]) -> list[Slope]:
+        """Slopes corrected, and with a share of those before."""
+        right = found if self.correct is None else self.correct(self.space, self.t, [*found])
+        return blended(right, self.known, self.settings.momentum)
+
+    def _enough(self, found: Sequence[Slope]) -> bool:
+        slopes = judged(self._mended(found), self.settings.significance)
+        return _clear(self.space, slopes, self.meter, self.settings, self.stride)
+
+    def slopes(self) -> list[Slope]:
+        """The slopes of the space where it is; the next ones take a share of them."""
+        space, t, settings, metric = self.space, self.t, self.settings, self.metric
+        accuracies, enough = self.evaluator(space, t), self._enough if settings.adaptive else None
         keys = movable(space, settings.dims)
         # Where the space has yet to grow, what size gives is part of what counts.
-        beyond = settings.per_size and not too_small(space, meter, settings.sized_by)
-        size = (lambda a: meter.cost(metric, a)) if beyond else None  # type: ignore[arg-type]
+        beyond = settings.per_size and not too_small(space, self.meter, settings.sized_by)
+        size = (lambda a: self.meter.cost(metric, a)) if beyond else None  # type: ignore[arg-type]
         if settings.design == "survey":
-            found = survey.slopes(space, t, accuracies, keys, size)
+            found = self.survey.slopes(space, t, accuracies, keys, size)
         elif settings.design == "plane":
-            found = estimate_plane(space, accuracies, settings.pairs, seed, t, enough, keys, size)
+            found = estimate_plane(space, accuracies, settings.pairs, self.seed, t, enough, keys, size)
         else:
-            found = estimate(space, accuracies, settings.pairs, seed, t, settings.blocks, enough, keys=keys, size=size)
-        return found if correct is None else correct(space, t, found)
+            found = estimate(
+                space, accuracies, settings.pairs, self.seed, t, settings.blocks, enough, keys=keys, size=size
+            )
+        self.known = self._mended(found)
+        return self.known
 
-    book.space(t, space, False)
-    repairs = 0
-    while settings.on_violation != "ignore" and (broken := over(space, meter, settings.sized_by)) is not None:
-        top = units.show(size_of(space, meter, broken, settings.sized_by), broken)
-        if settings.on_violation == "error":
-            raise InfeasibleError(
-                f"The first space's {settings.sized_by} member has {broken} {top}, over {meter.limits.describe()}."
-            )
-        slopes = slopes_at(t) if settings.repair == "slope" else None
-        move = repair_move(space, meter, settings, slopes, broken)
-        repairs += 1
-        if repairs > MAX_REPAIRS:
-            raise InfeasibleError(
-                f"{MAX_REPAIRS} repair moves did not bring the space under {meter.limits.describe()}."
-            )
-        gamma = dict(zip(space.keys, move.gamma, strict=True))
-        left = units.show(size_of(move.space, meter, broken, settings.sized_by), broken)
-        sentence = (
-            f"Repair {repairs}: the {settings.sized_by} member has {broken} {top}, over the limit; "
-            f"moved {_words(space, move)}, so that it has {left}."
-        )
-        t += 1 if settings.repair == "slope" else 0
-        note(
-            Decision(
-                t - 1 if settings.repair == "slope" else -repairs,
-                "repair",
-                gamma,
-                "over the limit",
-                sentence,
-                tuple(slopes or ()),
-                (),
-            )
-        )
-        space = move.space
-        visited.add(space)
-        book.space(t if settings.repair == "slope" else 0, space, True)
+    # -- steps ------------------------------------------------------------------------------------------------------
 
-    before: tuple[int, ...] | None = None
-    for _ in range(settings.iterations):
-        slopes = known = blended(slopes_at(t), known, settings.momentum)
-        while True:
-            options = options_at(space, meter, settings, stride=stride)
-            decision, chosen = decide(space, slopes, options, settings, t, visited, metric, scale)
-            if chosen is not None or stride == 1:
-                break
-            stride //= 2  # the same slopes may promise something nearer
-        note(decision)
-        if chosen is None:
-            break
-        if settings.stride == "adaptive" and before is not None:
-            stride = next_stride(stride, before, chosen.gamma, MAX_STRIDE)
-        before = chosen.gamma
-        space, t = chosen.space, t + 1
-        visited.add(space)
-        book.space(t, space, False)
-    return space, t, decisions
+    def repair(self) -> None:
+        """Bring a first space over a limit under it."""
+        meter, settings, by = self.meter, self.settings, self.settings.sized_by
+        for n in range(1, MAX_REPAIRS + 2):
+            broken = None if settings.on_violation == "ignore" else over(self.space, meter, by)
+            if broken is None:
+                return
+            top = units.show(size_of(self.space, meter, broken, by), broken)
+            if settings.on_violation == "error":
+                raise InfeasibleError(
+                    f"The first space's {by} member has {broken} {top}, over {meter.limits.describe()}."
+                )
+            if n > MAX_REPAIRS:
+                raise InfeasibleError(
+                    f"{MAX_REPAIRS} repair moves did not bring the space under {meter.limits.describe()}."
+                )
+            found = self.slopes() if settings.repair == "slope" else None
+            clear = None if found is None else judged(found, settings.significance)
+            move = repair_move(self.space, meter, settings, clear, broken)
+            gamma = dict(zip(self.space.keys, move.gamma, strict=True))
+            left = units.show(size_of(move.space, meter, broken, by), broken)
+            sentence = (
+                f"Repair {n}: the {by} member has {broken} {top}, over the limit; "
+                f"moved {_words(self.space, move)}, so that it has {left}."
+            )
+            at, later = (-n, self.t) if found is None else (self.t, self.t + 1)
+            self._note(Decision(at, "repair", gamma, "over the limit", sentence, tuple(found or ()), ()))
+            self._arrive(move.space, later, True)
+
+    def move(self) -> None:
+        """Go where the slopes point, a few times or until nothing is promising."""
+        settings, before = self.settings, None
+        for _ in range(settings.iterations):
+            slopes = self.slopes()
+            while True:
+                options = options_at(self.space, self.meter, settings, stride=self.stride)
+                decision, chosen = decide(
+                    self.space, slopes, options, settings, self.t, self.visited, self.metric, self.scale
+                )
+                if chosen is not None or self.stride == 1:
+                    break
+                self.stride //= 2  # the same slopes may promise something nearer
+            self._note(decision)
+            if chosen is None:
+                return
+            if settings.stride == "adaptive" and before is not None:
+                self.stride = next_stride(self.stride, before, chosen.gamma, MAX_STRIDE)
+            before = chosen.gamma
+            self._arrive(chosen.space, self.t + 1)
 
 
 def _clear(space: Space, slopes: Sequence[Slope], meter: Meter, settings: S4Settings, stride: int) -> bool:

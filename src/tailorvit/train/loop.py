@@ -193,7 +193,7 @@ def train(
                     saved_at = time.monotonic()
                 tally, epoch_start = Tally(), time.monotonic()
         if rolled:
-            tally = Tally()
+            tally, epoch_start = Tally(), time.monotonic()
     if state.ema is not None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
