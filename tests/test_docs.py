@@ -126,14 +126,33 @@ def test_python_blocks_compile(page):
 
 
 def test_the_searcher_to_add_works():
-    from tailorvit.search import Trial, run_search
+    from tailorvit.errors import InfeasibleError
+    from tailorvit.search import Entry, run_search
+    from tailorvit.search.synthetic import Synthetic
 
     names: dict[str, object] = {}
-    exec(next(b for b in blocks(ROOT / "docs" / "adding.md", "python") if "class Shy" in b), names)
-    space = tailorvit.named_space("vit-8px")
-    shy = names["Shy"](space, lambda arch: True, 0, names["ShySettings"](budget=5))
-    trials = run_search(shy, lambda asked, _: [Trial(c.arch, 50.0, 1, 1) for c in asked])
-    assert len({t.arch for t in trials}) == 5 and all(space.contains(t.arch) for t in trials)
+    exec(next(b for b in blocks(ROOT / "docs" / "adding.md", "python") if "class LocalSearch" in b), names)
+    space, settings = tailorvit.named_space("vit-8px"), names["LocalSettings"](budget=10, batch=4)
+    local = names["LocalSearch"](space, lambda arch: True, 0, settings)
+    trials = run_search(local, Synthetic(space, {"depth": 4, "mlp": 3}).evaluate)
+    assert len({t.arch for t in trials}) == 10 and all(space.contains(t.arch) for t in trials)
+    assert [t.generation for t in trials] == [0] * 4 + [1] * 4 + [2] * 2
+    assert {t.source for t in trials if t.generation} == {"mutate"}
+    with pytest.raises(InfeasibleError, match="keeps the limits"):
+        names["LocalSearch"](space, lambda arch: False, 0, settings).ask()
+    with pytest.raises(tailorvit.TailorError, match="'batch' must be at least 1, not 0"):
+        names["LocalSettings"](batch=0)
+    line = re.search(r"`(Entry\(.*?\))`", (ROOT / "docs" / "adding.md").read_text(encoding="utf-8"))
+    entry = eval(line[1], {**names, "Entry": Entry})
+    assert entry.settings(**entry.tiny) == names["LocalSettings"](8, 4)
+
+
+def test_every_field_of_a_family_is_explained():
+    from tailorvit.families import Family
+
+    section = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8").split("\n## ")[1]
+    told = re.findall(r"`(\w+)[(`]", " ".join(re.findall(r"^\| (`.*?`) \| ", section, re.M)))
+    assert sorted(told) == sorted(f.name for f in fields(Family))
 
 
 def test_doctor_knows_every_extra():

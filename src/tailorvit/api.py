@@ -24,6 +24,7 @@ from tailorvit.config import (
     to_toml,
 )
 from tailorvit.costs import Limits, Meter
+from tailorvit.costs.limits import COUNTED
 from tailorvit.data import Data, open_data
 from tailorvit.errors import TailorError
 from tailorvit.families import family, with_fixed
@@ -148,6 +149,7 @@ def prepare(
     usual = start.size if start is not None else tower.usual_size if tower is not None else None
     asked = wanted_size(config)
     size = usual if asked is None else asked
+    earlier = None if start is None else earlier_splits(config)
     opened = open_data(
         config.data.source,
         seed=config.seed,
@@ -157,13 +159,14 @@ def prepare(
         saved=saved,
         cache_bytes=config.data.cache,
         limit=config.data.limit,
-        earlier=None if start is None else earlier_splits(config),
+        earlier=earlier,
     )
     pixels = opened.image_size
     opened = behind(config, tower, opened, device)
     given: Arch | None = None  # the only architecture there is, where a finished network is tuned
     searched = config.method not in ("fixed", "finetune")
-    if searched and config.space == "auto" and not any(high for _, _, high in config.budget()):
+    if searched and config.space == "auto" and not any(high for m, _, high in config.budget() if m in COUNTED):
+        # Memory and time are bounds: what they leave room for may be far more than the images can train.
         floor = next((low for metric, low, _ in config.budget() if metric == "params" and low), 0.0)
         top = max(units.parse(default_limit(opened.counts["train"]), "params"), 2 * floor)
         config = replace(config, limits={**config.limits, "max_params": top})
@@ -175,6 +178,11 @@ def prepare(
         base = Space(arch.family, around(arch), tuple(fixed.items()))
         space = with_fixed(base, **data_fixed(base if fixed else None, opened, limits, arch.family))
     elif start is not None:
+        if start.same_classes(opened) and (earlier or {}).get("fingerprint") != opened.fingerprint:
+            opened.note(
+                "The starting network knows the same classes, and which images it was trained on is not known here: "
+                "some test images may be among them, and the test accuracy then says too much."
+            )
         start.normalise(opened)
         given, space = start.space(opened)
     else:
@@ -247,7 +255,12 @@ def _begin(config: Config, out: str | Path | None, progress: Mode | None, comman
         "command": command or _command(),
         "versions": versions(),
         "seed": config.seed,
-        "data": {"source": data.source, "fingerprint": data.fingerprint, "counts": data.counts},
+        "data": {
+            "source": data.source,
+            "path": str(Path(data.source).absolute()) if Path(data.source).exists() else None,
+            "fingerprint": data.fingerprint,
+            "counts": data.counts,
+        },
         **({} if data.trunk is None else {"trunk": data.trunk.facts}),
         **({} if start is None else {"start": {"network": config.start.network, "sha256": start.checksum}}),
     }
@@ -275,6 +288,9 @@ def resume(folder: str | Path, progress: Mode | None = None) -> Result:
             facts = record.read_json("result")
             return Result(place, facts if isinstance(facts, dict) else {})
         config = configure(parse_recipe(record.recipe, str(place / "recipe.toml")))
+        path = str((record.info.get("data") or {}).get("path") or "")
+        if path and Path(path).exists() and not Path(config.data.source).exists():  # resumed from another folder
+            config = replace(config, data=replace(config.data, source=path))
         saved = record.read_json("splits")
         start = open_start(config, place)
         keep_start(start, config, record)
@@ -303,6 +319,8 @@ def _work(
             text = f"{len(data.skipped)} unreadable image(s) were skipped, the first: {data.skipped[0][0]}."
             session.tell("skipped", text, files=names)
         session.progress.say(_opening(config, data, space, session.meter))
+        for sentence in data.notes:
+            session.tell_once("data", sentence)
         if data.trunk is not None:
             with session.timed("trunk"):
                 data.ready(
@@ -336,13 +354,18 @@ def _report(session: Session) -> None:
         session.tell("warning", f"report.html could not be written ({type(error).__name__}: {error})")
 
 
+def _named(classes: Sequence[str]) -> str:
+    """How many classes, with the first names: a wrong layout of folders shows in them."""
+    return f"{len(classes)} classes ({', '.join(classes[:4])}{', ...' if len(classes) > 4 else ''})"
+
+
 def _opening(config: Config, data: Data, space: Space, meter: Meter) -> str:
     n = data.counts
     high, wide = data.preprocessing["image_size"]
     members = "one architecture" if space.count() == 1 else f"{space.count():.3g} architectures"
     trunk = "" if data.trunk is None else f", behind the frozen trunk {data.trunk.source}"
     return (
-        f"{config.method} on {data.source}: {len(data.classes)} classes, {n['train']} training / {n['search']} search "
+        f"{config.method} on {data.source}: {_named(data.classes)}, {n['train']} training / {n['search']} search "
         f"/ {n['test']} test images at {high}x{wide} px{trunk}; {members}, the largest with "
         f"{units.show(meter.most('params', space))} parameters; {meter.limits.describe()}."
     )

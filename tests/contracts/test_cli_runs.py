@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_tools import pictures, refused
 
@@ -207,3 +208,18 @@ def test_a_run_without_out_takes_a_free_folder(call, tmp_path, monkeypatch):
     for number in (1, 2):
         assert call("run", "--tiny", "--quiet")[0] == 130
         assert (tmp_path / "runs" / f"s4-digits-{number}" / "recipe.toml").is_file()
+
+
+def test_a_run_goes_on_from_another_folder(call, tmp_path, monkeypatch):
+    """A source is written as it was typed; where that names nothing any more, the place it named counts."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "few.npz", x=rng.integers(0, 255, (60, 8, 8), dtype=np.uint8), y=np.arange(60) % 3)
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert call("run", "--tiny", "--quiet", "--data", "few.npz", "--out", "run")[0] == 130
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, out, err = call("resume", "../run", "--quiet")
+    assert code == 0 and "test accuracy" in out, err
+    assert call("export", "../run", "--to", "torch")[0] == 0

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from tailorvit import units
 from tailorvit.api import prepare, recipe_for
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
 from tailorvit.costs.measure import Latency, measure_latency
 from tailorvit.costs.meter import growing, largest_fitting, largest_measured
-from tailorvit.methods.plan import auto_space, hand_designed, threads_for
+from tailorvit.methods.plan import auto_space, default_limit, hand_designed, threads_for
 
 FIXED = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head_dim": 32, "reach": 7}
 
@@ -44,8 +46,8 @@ def test_few_questions_find_the_last_that_fits(most):
 
 
 def test_a_little_beyond_one_that_was_refused_is_asked_too():
-    assert largest_measured(range(20), lambda v: v < 8 or v == 10, float) == 10
-    assert largest_measured(range(20), lambda v: v < 8 or v == 11, float) == 7, "three candidates, no more"
+    assert largest_measured(range(20), lambda v: v < 9 or v == 11, float) == 11
+    assert largest_measured(range(20), lambda v: v < 9 or v == 12, float) == 8, "three more, not four"
     assert largest_measured([], lambda v: True, float) is None
 
 
@@ -98,3 +100,15 @@ def test_a_run_measures_on_its_own_device_before_it_begins(clock):
     _, _, space, _, device = prepare(config)
     assert device == "meta" and clock and set(clock) == {"meta"}
     assert Meter.for_space(space).most("params", space) * 1e-8 <= 0.95e-4
+
+
+def test_time_and_memory_are_bounds_and_no_order_to_fill_them(tmp_path):
+    """Without a limit that is counted, the images say how large a network may be."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "few.npz", x=rng.integers(0, 255, (60, 8, 8), dtype=np.uint8), y=np.arange(60) % 3)
+    asked = {"data": str(tmp_path / "few.npz"), "sets": ["device=cpu"]}
+    _, opened, space, limits, _ = prepare(recipe_for(None, limits={"max_memory": "512MiB"}, **asked))
+    top = units.parse(default_limit(opened.counts["train"]), "params")
+    assert limits.to_dict()["params"]["max"] == top and Meter.for_space(space).most("params", space) < 2 * top
+    free = prepare(recipe_for(None, limits={"max_memory": "512MiB", "max_params": "300k"}, **asked))[3]
+    assert free.to_dict()["params"]["max"] == 300_000, "what was asked for stays"

@@ -209,3 +209,20 @@ def test_arrays_are_resized_on_request(tmp_path):
     data = open_data(str(tmp_path / "a.npz"), image_size=(6, 5))
     x, _ = next(data.eval_batches("search", 4))
     assert x.shape[1:] == (3, 6, 5) and data.image_size == (6, 5)
+
+
+def test_names_of_classes_fit_the_labels_or_are_refused(tmp_path):
+    x = np.random.default_rng(0).integers(0, 255, (30, 8, 8), dtype=np.uint8)
+    y = np.arange(30) % 3
+
+    def classes(labels, names):
+        return opened(tmp_path, x=x, y=labels, classes=np.array(names)).classes
+
+    assert classes(y, ["a", "b", "c"]) == classes(y + 1, ["a", "b", "c"]) == ("a", "b", "c")
+    assert classes(y, ["a", "b", "c", "d"]) == ("a", "b", "c"), "one that no image has"
+    assert opened(tmp_path, x=x, y=y.astype(np.float32)).classes == ("0", "1", "2"), "whole numbers, however stored"
+    for labels, names in ((y, ["a", "b"]), (y + 1, ["a", "b", "c", "d"][:2]), (y - 1, ["a", "b", "c"])):
+        with pytest.raises(TailorError, match=rf"names {len(names)} classes, but its labels run from"):
+            classes(labels, names)
+    with pytest.raises(TailorError, match="labels need whole numbers"):
+        opened(tmp_path, x=x, y=y + 0.5)

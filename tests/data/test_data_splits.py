@@ -139,3 +139,41 @@ def test_folder_layouts(tmp_path, split_pets):
     assert sum(open_data(str(split_pets)).counts.values()) == 14
     words = fill(tmp_path / "words", {"test": 4, "train": 4})
     assert open_data(str(words)).classes == ("test", "train")
+
+
+def test_split_folders_by_their_other_names(tmp_path):
+    for k, (train, test) in enumerate((("Training", "Testing"), ("train", "testing"))):
+        root = fill(tmp_path / str(k), {f"{part}/{c}": 4 for part in (train, test) for c in ("a", "b")})
+        assert open_data(str(root)).counts == {"train": 6, "search": 2, "test": 8}
+    root = fill(tmp_path / "three", {f"{part}/{c}": 4 for part in ("training", "dev", "test") for c in ("a", "b")})
+    assert open_data(str(root)).counts == {"train": 8, "search": 8, "test": 8}
+
+
+def test_folders_that_are_nearly_splits_are_no_classes(tmp_path):
+    root = fill(tmp_path / "near", {f"{part}/{c}": 4 for part in ("trian", "tests") for c in ("a", "b")})
+    with pytest.raises(TailorError, match=r"has 'tests', which is no split; did you mean 'test'\?"):
+        open_data(str(root))
+    classes = fill(tmp_path / "classes", {"tests": 4, "rain": 4})  # they hold images, so they are what they say
+    assert open_data(str(classes)).classes == ("rain", "tests")
+
+
+def test_what_is_odd_about_a_folder_is_said(tmp_path, pets):
+    assert open_data(str(pets)).notes == ()
+    picture(pets / "loose.png")
+    (told,) = open_data(str(pets)).notes
+    assert told.startswith("1 image(s) lie beside the class folders of") and told.endswith("are not used.")
+    nested = fill(tmp_path / "nested", {f"{year}/{c}": 4 for year in ("2019", "2020") for c in ("a", "b")})
+    found = open_data(str(nested))
+    assert found.classes == ("2019", "2020")
+    assert found.notes == ("Classes are 2019, 2020; the folders a, b in each of them are not told apart.",)
+
+
+def test_classes_that_a_split_lacks_are_said(tmp_path):
+    counts = {f"{part}/{c}": 4 for part in ("train", "val", "test") for c in ("a", "b", "c")}
+    root = fill(tmp_path / "whole", counts)
+    assert open_data(str(root)).notes == ()
+    root = fill(tmp_path / "part", {k: n for k, n in counts.items() if k not in ("val/c", "test/a")})
+    assert open_data(str(root)).notes == (
+        "The search split has no image of 'c', which decisions do not see.",
+        "The test split has no image of 'a', which the test accuracy does not see.",
+    )

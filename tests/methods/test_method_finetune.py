@@ -90,6 +90,22 @@ def test_on_the_same_images_the_splits_stay_whatever_the_seed(base, few, tmp_pat
         assert not run.events("splits")
 
 
+def test_an_export_knows_the_run_it_comes_from_and_unknown_origins_are_said(base, tmp_path):
+    whole, away = tmp_path / "whole", tmp_path / "away"
+    shutil.copytree(base, whole)
+    export(whole, "safetensors")
+    shutil.copytree(whole / "export" / "safetensors", away)
+    before = json.loads((base / "splits.json").read_text())
+    for start, known in ((whole / "export" / "safetensors", True), (away, False)):
+        folder = tmp_path / f"from {start.name}"
+        tuned(start, folder, seed=7)
+        mine = json.loads((folder / "splits.json").read_text())
+        assert (set(mine["test"]) <= set(before["test"])) == known
+        with Run.open(folder, lock=False) as run:
+            told = [e["text"] for e in run.events("data")]
+        assert not told if known else told[0].startswith("The starting network knows the same classes")
+
+
 def test_a_run_of_its_own_is_reported_compared_exported_and_predicts(base, few, tmp_path):
     folder = tmp_path / "run"
     result = tuned(base, folder, data=str(few), image_size=16)

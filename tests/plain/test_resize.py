@@ -307,8 +307,15 @@ def test_a_size_that_cannot_be_cut_names_the_nearest(model, side, near):
 
 
 def test_a_network_on_a_trunk_is_refused():
-    class Other(PlainNetwork):
-        """A network of features."""
+    with pytest.raises(TailorError, match=r"^A ladder network .* tied to the trunk's image size; run it again\.$"):
+        resized(network("ladder"), (8, 8))
 
-    with pytest.raises(TailorError, match="tied to the trunk's image size; run it again"):
-        resized(Other(), (8, 8))
+
+def test_a_network_nobody_wrote_an_entry_for_is_refused_with_those_that_have_one():
+    class PlainMixer(PlainNetwork):
+        """A network of another family."""
+
+    told = r"^A mixer network cannot be .*: how its weights .* for vit, pit, windowed, shunted only\.$"
+    for ask in (require_size, resized, resized_settings):
+        with pytest.raises(TailorError, match=told):
+            ask(PlainMixer(), (8, 8))

@@ -61,6 +61,8 @@ def to_labels(raw: Array, images: Pixels, where: str) -> Ints:
     """int64 (N,) from whole numbers of shape (N,) or (N, 1)."""
     if raw.ndim == 2 and raw.shape[1] == 1:
         raw = raw[:, 0]
+    if raw.dtype.kind == "f" and np.array_equal(raw, np.rint(raw)):  # as spreadsheets write them
+        raw = raw.astype(np.int64)
     if raw.dtype.kind not in "iu" or raw.ndim != 1:
         raise TailorError(f"{where} has shape {raw.shape} and type {raw.dtype}; labels need whole numbers, shape (N,).")
     if len(raw) != len(images):
@@ -86,10 +88,17 @@ def array_pool(parts: Mapping[str, tuple[Array, Array]], where: str, names: Sequ
         labels.append(y)
         origin += [part] * len(x)
     values, index = np.unique(np.concatenate(labels), return_inverse=True)
-    if names is not None and values[0] >= 0 and values[-1] < len(names):
-        classes = [names[v] for v in values]
-    else:
+    if names is None:
         classes = [str(v) for v in values]
+    elif values[0] >= 0 and values[-1] < len(names):
+        classes = [names[v] for v in values]
+    elif len(names) == len(values) and values[0] == 1 and values[-1] == len(names):
+        classes = list(names)  # labels counted from one
+    else:
+        raise TailorError(
+            f"{where} names {len(names)} classes, but its labels run from {values[0]} to {values[-1]}; name n classes "
+            "for labels from 0 to n - 1, or none."
+        )
     return ArrayPool(
         np.concatenate(images) if len(images) > 1 else images[0],
         classes=classes,

@@ -16,7 +16,7 @@ from tailorvit.data.device import DeviceBatches, placed
 from tailorvit.data.images import Size, centre_crop, checked_size, normalise, scale_bias
 from tailorvit.data.pools import Pool
 from tailorvit.data.sources import find
-from tailorvit.data.splits import SPLITS, Ints, balanced, make_splits, record, restore
+from tailorvit.data.splits import SPLITS, Ints, balanced, lacking, make_splits, record, restore
 from tailorvit.data.stream import StreamBatches
 from tailorvit.errors import TailorError, unknown
 
@@ -57,6 +57,15 @@ class Data:
     def skipped(self) -> tuple[tuple[str, str], ...]:
         """Images left out, each with the reason; those of the test split join when it is opened."""
         return tuple(self._pool.skipped)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what is odd about the data: images that are not used, classes that a split lacks."""
+        return tuple(self._pool.notes)
+
+    def note(self, sentence: str) -> None:
+        """Add one."""
+        self._pool.notes.append(sentence)
 
     @property
     def failed(self) -> tuple[tuple[str, str], ...]:
@@ -267,6 +276,7 @@ def open_data(
         splits = make_splits(pool.labels, pool.origin, pool.classes, seed, search_share, test_share)
     else:
         splits = restore(saved, pool.fingerprint, len(pool.labels))
+    pool.notes += lacking(splits, pool.labels, pool.classes)
     if limit is not None:
         splits = {s: balanced(ids, pool.labels, limit, seed, s) for s, ids in splits.items()}
     pool.prepare(size, sum(map(len, splits.values())), cache_bytes)

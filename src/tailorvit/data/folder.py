@@ -17,7 +17,8 @@ from tailorvit.errors import TailorError
 if TYPE_CHECKING:
     from PIL import Image
 
-_PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+_PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+_PARTS |= {"dev": "val", "test": "test", "testing": "test"}
 _SHAPE = "images belong in ROOT/CLASS/*.jpg or ROOT/{train,val,test}/CLASS/*.jpg"
 
 
@@ -58,23 +59,49 @@ def _parts(root: Path) -> dict[str, Path]:
     for folder in _folders(root):
         part = _PARTS.get(folder.name.lower())
         # A class may be called "test": split folders hold class folders, class folders hold images.
-        if part and not any(p.is_file() and p.suffix.lower() in SUFFIXES for p in folder.iterdir()):
+        if part and not _holds_images(folder):
             if part in found:
                 raise TailorError(f"'{root}' has two folders for one split: {found[part].name} and {folder.name}.")
             found[part] = folder
     if not found:
+        _refuse_near(root, [f for f in _folders(root) if not _holds_images(f)])
         return {"all": root}
     if "train" not in found:
         have = ", ".join(p.name for p in found.values())
         raise TailorError(f"'{root}' has the split folder {have} but no 'train' folder.")
-    for folder in _folders(root):  # a misspelt split would be left out without a word, and test images be drawn
-        near = difflib.get_close_matches(folder.name.lower(), _PARTS, 1, 0.75)
-        if near and folder not in found.values() and _images(folder):
-            raise TailorError(
-                f"'{root}' has a 'train' folder, and beside it '{folder.name}', which is no split; did you mean "
-                f"'{near[0]}'? Splits are named {', '.join(_PARTS)}."
-            )
+    # A misspelt split would be left out without a word, and test images be drawn.
+    _refuse_near(root, [f for f in _folders(root) if f not in found.values()], " beside its 'train' folder")
     return {"all": found["train"]} if len(found) == 1 else found
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(p.is_file() and p.suffix.lower() in SUFFIXES for p in folder.iterdir())
+
+
+def _refuse_near(root: Path, folders: list[Path], where: str = "") -> None:
+    """Refuse folders named nearly as a split is: they would count as classes, or not at all."""
+    for folder in folders:
+        near = difflib.get_close_matches(folder.name.lower(), _PARTS, 1, 0.75)
+        if near and _images(folder):
+            raise TailorError(
+                f"'{root}' has '{folder.name}'{where}, which is no split; did you mean '{near[0]}'? "
+                f"Splits are named {', '.join(_PARTS)}."
+            )
+
+
+def _odd(root: Path) -> list[str]:
+    """What to say of images beside the class folders, and of folders below them that look like classes."""
+    told = []
+    for folder in {"all": root, **_parts(root)}.values():
+        loose = [p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES]
+        if loose:
+            told.append(f"{len(loose)} image(s) lie beside the class folders of '{folder}' and are not used.")
+    classes = [f for part in _parts(root).values() for f in _folders(part)]
+    below = [tuple(f.name for f in _folders(c)) for c in classes]
+    if len(set(below)) == 1 and below[0] and not any(map(_holds_images, classes)):
+        names, first = ", ".join(below[0][:5]), ", ".join(c.name for c in classes[:5])
+        told.append(f"Classes are {first}; the folders {names} in each of them are not told apart.")
+    return told
 
 
 def _list(root: Path) -> tuple[list[Path], list[str], list[str]]:
@@ -133,5 +160,6 @@ def open_folder(root: Path) -> ItemPool:
         fingerprint=digest.hexdigest(),
         channels=1 if all(h.grey for h in seen) else 3,
         names=[str(p) for p in kept],
+        notes=_odd(root),
         skipped=skipped,
     )

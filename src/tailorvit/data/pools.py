@@ -54,6 +54,7 @@ class Pool:
         channels: int,
         names: Sequence[str] | None = None,
         skipped: Iterable[tuple[str, str]] = (),
+        notes: Iterable[str] = (),
     ) -> None:
         self.classes = tuple(classes)
         self.labels = labels
@@ -62,11 +63,15 @@ class Pool:
         self.channels = channels
         self.names = names
         self.skipped = list(skipped)
+        self.notes = list(notes)  # what a person may want to know of the data, in sentences
         self.failed: dict[str, str] = {}
         self.size: Size = (0, 0)
         self.margin = 1.0
         if len(self.classes) < 2:
-            raise TailorError(f"The data has one class only, '{''.join(self.classes)}'; at least two are needed.")
+            raise TailorError(
+                f"The data has one class only, '{''.join(self.classes)}'; at least two are needed (class folders lie "
+                "directly in the folder given, or in its split folders)."
+            )
 
     def name(self, index: int) -> str:
         """The file's path, or the item's number."""

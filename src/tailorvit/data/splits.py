@@ -71,6 +71,17 @@ def make_splits(
     return {"train": where["train"][kept], "search": where["train"][held], "test": test}
 
 
+def lacking(splits: Mapping[str, Ints], labels: Ints, classes: Sequence[str]) -> list[str]:
+    """What to say of classes that the search or the test split has no image of: decisions do not see them."""
+    told = []
+    for split, what in (("search", "decisions do not see"), ("test", "the test accuracy does not see")):
+        missing = [classes[i] for i in np.setdiff1d(np.arange(len(classes)), labels[splits[split]])]
+        if missing:
+            names = ", ".join(f"'{m}'" for m in missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+            told.append(f"The {split} split has no image of {names}, which {what}.")
+    return told
+
+
 def restore(saved: Mapping[str, Any], fingerprint: str, total: int) -> dict[str, Ints]:
     """Splits from a stored record, refused when the data under them is not what it was."""
     if set(saved) != {*SPLITS, "fingerprint"}:

@@ -81,8 +81,11 @@ def _reopened(folder: Path, source: str | None) -> Data:
     saved = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
     asked: dict[str, Any] = recipe["data"]
     size = asked.get("image_size")
+    info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
+    began = (info.get("data") or {}).get("path")  # for a run that is exported from another folder than it began in
+    here = asked["source"] if began is None or Path(asked["source"]).exists() else began
     return open_data(
-        source or asked["source"],
+        source or here,
         seed=recipe.get("seed", 0),
         image_size=tuple(size) if isinstance(size, list) else size,
         saved=saved,

@@ -14,6 +14,7 @@ from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
 from tailorvit.families.base import around as around  # asked for here by the methods
 from tailorvit.proxies.settings import TRAINING
+from tailorvit.search import searcher
 from tailorvit.seek.moves import MAX_DIMS, movable
 from tailorvit.seek.s4 import seek
 from tailorvit.space import Space
@@ -250,12 +251,7 @@ def tiny(data: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
         },
     )
     name = str(config.search.get("name", "evolution"))
-    sizes: dict[str, dict[str, int]] = {
-        "evolution": {"population": 6, "parents": 3, "generations": 2, "crossover": 2, "mutation": 2},
-        "nsga2": {"population": 6, "generations": 2},
-        "random": {"budget": 8, "batch": 4},
-    }
-    small["search"] = {"name": name, **sizes[name]}
+    small["search"] = {"name": name, **searcher(name).tiny}
     small["data"] = {**dict(data.get("data", {})), "limit": 400}
     if config.trunk.source:
         small["trunk"] = {"source": "random:tiny", "mirror": config.trunk.mirror}

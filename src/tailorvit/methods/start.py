@@ -136,7 +136,7 @@ def open_start(config: Config, run: Path | None = None) -> Start | None:
 def earlier_splits(config: Config) -> dict[str, Any] | None:
     """The splits of the run a network comes from: on the same data its test images must not have been trained on."""
     folder = Path(config.start.network).expanduser()
-    for place in (folder, folder.parent):  # a run, or the network inside it
+    for place in (folder, folder.parent, folder.parent.parent):  # a run, the network inside it, an export of it
         try:
             found = json.loads((place / "splits.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

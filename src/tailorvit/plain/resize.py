@@ -195,10 +195,13 @@ _KINDS: Mapping[type[PlainNetwork], _Kind] = {
 
 def _kind(model: PlainNetwork) -> _Kind:
     if type(model) not in _KINDS:
-        raise TailorError(
-            f"A {type(model).__name__.removeprefix('Plain').lower()} cannot be resized or fine-tuned: "
-            "its features are tied to the trunk's image size; run it again."
-        )
+        if hasattr(model, "attached"):  # its input is a trunk's outputs
+            reason = "its features are tied to the trunk's image size; run it again"
+        else:
+            known = ", ".join(kind.name for kind in _KINDS.values())
+            reason = f"how its weights go over to other images is written for {known} only"
+        name = type(model).__name__.removeprefix("Plain").lower()
+        raise TailorError(f"A {name} network cannot be resized or fine-tuned: {reason}.")
     return _KINDS[type(model)]
 
 

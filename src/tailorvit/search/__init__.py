@@ -37,14 +37,36 @@ class Entry:
     factory: Callable[..., Searcher]  # (space, legal, seed, settings) -> searcher
     settings: type[Any]  # the dataclass its settings are
     finds: Literal["best", "front"]  # one most accurate network, or a front of accuracy against a cost
+    tiny: Mapping[str, int]  # settings that make it a matter of seconds, for the tiny form of any recipe
 
 
 SEARCHERS: Mapping[str, Entry] = {
     e.name: e
     for e in (
-        Entry("evolution", "cross and mutate the best (AutoFormer, S3, S4)", Evolution, EvolutionSettings, "best"),
-        Entry("nsga2", "a front of accuracy against a cost (NSGA-II)", Nsga2, Nsga2Settings, "front"),
-        Entry("random", "different random networks, the baseline", RandomSearch, RandomSettings, "best"),
+        Entry(
+            "evolution",
+            "cross and mutate the best (AutoFormer, S3, S4)",
+            Evolution,
+            EvolutionSettings,
+            "best",
+            {"population": 6, "parents": 3, "generations": 2, "crossover": 2, "mutation": 2},
+        ),
+        Entry(
+            "nsga2",
+            "a front of accuracy against a cost (NSGA-II)",
+            Nsga2,
+            Nsga2Settings,
+            "front",
+            {"population": 6, "generations": 2},
+        ),
+        Entry(
+            "random",
+            "different random networks, the baseline",
+            RandomSearch,
+            RandomSettings,
+            "best",
+            {"budget": 8, "batch": 4},
+        ),
     )
 }
 
