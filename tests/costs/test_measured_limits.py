@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tailorvit import units
+from tailorvit import api, units
 from tailorvit.api import prepare, recipe_for
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
 from tailorvit.costs.measure import Latency, measure_latency
 from tailorvit.costs.meter import growing, largest_fitting, largest_measured
+from tailorvit.errors import InfeasibleError
 from tailorvit.methods.plan import auto_space, default_limit, hand_designed, threads_for
 
 FIXED = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head_dim": 32, "reach": 7}
@@ -112,3 +113,27 @@ def test_time_and_memory_are_bounds_and_no_order_to_fill_them(tmp_path):
     assert limits.to_dict()["params"]["max"] == top and Meter.for_space(space).most("params", space) < 2 * top
     free = prepare(recipe_for(None, limits={"max_memory": "512MiB", "max_params": "300k"}, **asked))[3]
     assert free.to_dict()["params"]["max"] == 300_000, "what was asked for stays"
+
+
+def test_a_space_made_for_a_latency_is_not_refused_by_a_second_look(monkeypatch):
+    """The clock of a busy machine may say twice as much a moment later."""
+    asked = []
+
+    def busier(model, shape, batch, device, **_):
+        asked.append(device)
+        seconds = sum(p.numel() for p in model.parameters()) * (1e-8 if made == [] else 1e-6)
+        return Latency(seconds, seconds, seconds, batch, device, 1, 5)
+
+    made, auto = [], api.initial_space
+
+    def noted(*args):
+        made.append(auto(*args))
+        return made[0]
+
+    monkeypatch.setattr(meter_module, "measure_latency", busier)
+    monkeypatch.setattr(api, "initial_space", noted)
+    found = prepare(recipe_for(None, limits={"max_latency": "100us"}, small=True, sets=["device=cpu"]))[2]
+    assert found == made[0] and asked
+    with pytest.raises(InfeasibleError):
+        sets = ["device=cpu", "space=vit-8px"]
+        prepare(recipe_for("s4-digits", limits={"max_latency": "1us", "max_params": "60k"}, sets=sets))
