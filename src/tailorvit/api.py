@@ -26,6 +26,7 @@ from tailorvit.config import (
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs.limits import COUNTED
 from tailorvit.data import Data, open_data
+from tailorvit.data.sources import found_again, place_of
 from tailorvit.errors import TailorError
 from tailorvit.families import family, with_fixed
 from tailorvit.lookup import versions
@@ -40,6 +41,7 @@ from tailorvit.methods.plan import (
     require_feasible,
     threads_for,
     tiny,
+    unsure,
     wanted_size,
 )
 from tailorvit.methods.session import Session
@@ -80,6 +82,8 @@ class Result:
         if facts.get("baseline"):
             rival = facts["baseline"]
             lines.append(f"  hand-designed beside it: {rival['params']:,} parameters, {rival['test_accuracy']:.2f} %")
+        if lost := facts["data"].get("skipped"):
+            lines.append(f"  {lost} image(s) could not be read and were left out; log.txt names the first")
         return [*lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
 
 
@@ -149,7 +153,6 @@ def prepare(
     usual = start.size if start is not None else tower.usual_size if tower is not None else None
     asked = wanted_size(config)
     size = usual if asked is None else asked
-    earlier = None if start is None else earlier_splits(config)
     opened = open_data(
         config.data.source,
         seed=config.seed,
@@ -159,7 +162,7 @@ def prepare(
         saved=saved,
         cache_bytes=config.data.cache,
         limit=config.data.limit,
-        earlier=earlier,
+        earlier=None if start is None else earlier_splits(config),
     )
     pixels = opened.image_size
     opened = behind(config, tower, opened, device)
@@ -178,11 +181,6 @@ def prepare(
         base = Space(arch.family, around(arch), tuple(fixed.items()))
         space = with_fixed(base, **data_fixed(base if fixed else None, opened, limits, arch.family))
     elif start is not None:
-        if start.same_classes(opened) and (earlier or {}).get("fingerprint") != opened.fingerprint:
-            opened.note(
-                "The starting network knows the same classes, and which images it was trained on is not known here: "
-                "some test images may be among them, and the test accuracy then says too much."
-            )
         start.normalise(opened)
         given, space = start.space(opened)
     else:
@@ -193,10 +191,7 @@ def prepare(
             f"The {space.family} family runs sliced only: leave train.masked false and evaluate.together at 1."
         )
     if saved is None:  # a resumed run was checked; measuring a latency again could refuse it
-        # An auto space was measured and found to keep its limits a moment ago; a busy clock must not refuse it now.
-        trusted = searched and config.space == "auto" and not any(low for m, low, _ in limits if m not in COUNTED)
-        checked = limits.counted() if trusted else limits
-        require_feasible(config, space, Meter.for_space(space, checked, device=device), given)
+        require_feasible(config, space, Meter.for_space(space, unsure(config, limits), device=device), given)
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
     # The size a person asked for stays in the recipe; saved ones must be plain lists or numbers for TOML.
     config = replace(
@@ -260,7 +255,7 @@ def _begin(config: Config, out: str | Path | None, progress: Mode | None, comman
         "seed": config.seed,
         "data": {
             "source": data.source,
-            "path": str(Path(data.source).absolute()) if Path(data.source).exists() else None,
+            "path": place_of(data.source),
             "fingerprint": data.fingerprint,
             "counts": data.counts,
         },
@@ -291,9 +286,7 @@ def resume(folder: str | Path, progress: Mode | None = None) -> Result:
             facts = record.read_json("result")
             return Result(place, facts if isinstance(facts, dict) else {})
         config = configure(parse_recipe(record.recipe, str(place / "recipe.toml")))
-        path = str((record.info.get("data") or {}).get("path") or "")
-        if path and Path(path).exists() and not Path(config.data.source).exists():  # resumed from another folder
-            config = replace(config, data=replace(config.data, source=path))
+        config = replace(config, data=replace(config.data, source=found_again(config.data.source, record.info)))
         saved = record.read_json("splits")
         start = open_start(config, place)
         keep_start(start, config, record)

@@ -13,6 +13,7 @@ import pytest
 from cli_tools import pictures, refused
 
 import tailorvit
+from tailorvit.api import Result
 from tailorvit.methods.session import Session
 from tailorvit.runs import Run
 
@@ -56,6 +57,8 @@ def test_broken_images_are_skipped_and_counted(finished):
         (event,) = run.events("skipped")
         facts = run.read_json("result")
     assert event["text"].startswith("1 unreadable image(s)") and "broken.png" in event["text"]
+    result = Result(finished, json.loads((finished / "result.json").read_text()))
+    assert "  1 image(s) could not be read and were left out; log.txt names the first" in result.summary()
     assert "not an image" in event["data"]["files"][0]["reason"]
     assert sum(facts["data"]["counts"].values()) == 42
 

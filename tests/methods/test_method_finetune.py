@@ -102,7 +102,7 @@ def test_an_export_knows_the_run_it_comes_from_and_unknown_origins_are_said(base
         mine = json.loads((folder / "splits.json").read_text())
         assert (set(mine["test"]) <= set(before["test"])) == known
         with Run.open(folder, lock=False) as run:
-            told = [e["text"] for e in run.events("data")]
+            told = [e["text"] for e in run.events("warning")]
         assert not told if known else told[0].startswith("The starting network knows the same classes")
 
 

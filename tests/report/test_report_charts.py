@@ -29,6 +29,14 @@ def test_ranges_without_room_for_ticks(low, high):
     assert 1 <= len(charts.ticks(low, high)) <= 8
 
 
+def test_whole_numbers_have_whole_marks():
+    def marked(xs):
+        return re.findall(r'text-anchor="middle">([^<]+)<', "".join(charts.Axes(xs, [1.0, 2.0]).parts))
+
+    assert marked([0.0, 1.0, 2.0]) == ["0", "1", "2"] and marked([3.0]) == ["3"]
+    assert "0.5" in marked([0.0, 0.25, 2.0])
+
+
 def test_axis_numbers():
     values = (0, 0.25, 9000, 12000, 2.5e6, 1.25e9)
     assert [charts.short(v) for v in values] == ["0", "0.25", "9000", "12k", "2.5M", "1.25G"]

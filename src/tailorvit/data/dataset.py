@@ -63,10 +63,6 @@ class Data:
         """Sentences on what is odd about the data: images that are not used, classes that a split lacks."""
         return tuple(self._pool.notes)
 
-    def note(self, sentence: str) -> None:
-        """Add one."""
-        self._pool.notes.append(sentence)
-
     @property
     def failed(self) -> tuple[tuple[str, str], ...]:
         """Images that failed while streaming and were replaced by another of their class."""

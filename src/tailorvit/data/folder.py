@@ -89,14 +89,14 @@ def _refuse_near(root: Path, folders: list[Path], where: str = "") -> None:
             )
 
 
-def _odd(root: Path) -> list[str]:
+def _odd(root: Path, parts: dict[str, Path]) -> list[str]:
     """What to say of images beside the class folders, and of folders below them that look like classes."""
     told = []
-    for folder in {"all": root, **_parts(root)}.values():
+    for folder in dict.fromkeys((root, *parts.values())):
         loose = [p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES]
         if loose:
             told.append(f"{len(loose)} image(s) lie beside the class folders of '{folder}' and are not used.")
-    classes = [f for part in _parts(root).values() for f in _folders(part)]
+    classes = [f for part in parts.values() for f in _folders(part)]
     below = [tuple(f.name for f in _folders(c)) for c in classes]
     if len(set(below)) == 1 and below[0] and not any(map(_holds_images, classes)):
         names, first = ", ".join(below[0][:5]), ", ".join(c.name for c in classes[:5])
@@ -104,12 +104,12 @@ def _odd(root: Path) -> list[str]:
     return told
 
 
-def _list(root: Path) -> tuple[list[Path], list[str], list[str]]:
+def _list(parts: dict[str, Path]) -> tuple[list[Path], list[str], list[str]]:
     """Files with their class names and split folders."""
     paths: list[Path] = []
     names: list[str] = []
     origin: list[str] = []
-    for part, folder in _parts(root).items():
+    for part, folder in parts.items():
         classes = _folders(folder)
         if not classes:
             raise TailorError(f"'{folder}' has no class folders; {_SHAPE}.")
@@ -127,7 +127,8 @@ def open_folder(root: Path) -> ItemPool:
     """Scan a folder: list, read every header, leave out what is not an image."""
     from PIL import Image
 
-    paths, names, origin = _list(root)
+    parts = _parts(root)
+    paths, names, origin = _list(parts)
     headers = thread_map(_header, paths)
     skipped = [(str(p), h.problem) for p, h in zip(paths, headers) if h.problem is not None]
     good = [i for i, h in enumerate(headers) if h.problem is None]
@@ -160,6 +161,6 @@ def open_folder(root: Path) -> ItemPool:
         fingerprint=digest.hexdigest(),
         channels=1 if all(h.grey for h in seen) else 3,
         names=[str(p) for p in kept],
-        notes=_odd(root),
+        notes=_odd(root, parts),
         skipped=skipped,
     )

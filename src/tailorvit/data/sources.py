@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +63,17 @@ def _npy(path: Path) -> Pool:
         if labels.is_file() and labels != path:
             return array_pool({"all": (load_array(path), load_array(labels))}, f"'{path}'")
     raise TailorError(f"'{path}' has no labels; put them beside it as {' or '.join(f'{s}.npy' for s in stems)}.")
+
+
+def place_of(source: str) -> str | None:
+    """Where a file or folder lies, whatever the folder of work; None for data by name."""
+    return str(Path(source).absolute()) if Path(source).exists() else None
+
+
+def found_again(source: str, info: Mapping[str, Any]) -> str:
+    """A run's source as it was typed, or where that lay: a run may go on from another folder than it began in."""
+    place = (info.get("data") or {}).get("path")
+    return place if place and not Path(source).exists() and Path(place).exists() else source
 
 
 def find(source: str) -> Pool:

@@ -76,16 +76,15 @@ def images_of(folder: Path, card: Card, source: str | None = None) -> Images:
 def _reopened(folder: Path, source: str | None) -> Data:
     """The run's data with its recorded splits; never a new split, whose test part the run may have trained on."""
     from tailorvit.data import open_data
+    from tailorvit.data.sources import found_again
 
     recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
     saved = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
     asked: dict[str, Any] = recipe["data"]
     size = asked.get("image_size")
     info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
-    began = (info.get("data") or {}).get("path")  # for a run that is exported from another folder than it began in
-    here = asked["source"] if began is None or Path(asked["source"]).exists() else began
     return open_data(
-        source or here,
+        source or found_again(asked["source"], info),
         seed=recipe.get("seed", 0),
         image_size=tuple(size) if isinstance(size, list) else size,
         saved=saved,

@@ -21,6 +21,12 @@ def finetune(session: Session) -> dict[str, Any]:
     earlier = earlier_splits(session.config)
     if earlier is not None and earlier.get("fingerprint") == session.data.fingerprint:
         session.tell_once("splits", "The splits are those of the run the network comes from, on the same images.")
+    elif same:
+        session.tell_once(
+            "warning",
+            "The starting network knows the same classes, and which images it was trained on is not known here: "
+            "some test images may be among them, and the test accuracy then says too much.",
+        )
     model = session.plain(arch, settings, "final", start.resized(session.data, session.seed, settings.drop_path))
     percent = accuracy(model, session.search_batches(), session.device)
     trial = session.trial(Candidate(arch, "given"), percent, 0)

@@ -70,7 +70,12 @@ def finish(
         "spaces": _path(session),
         "front": _front(session, trials),
         "trials": len(session.run.trials()),
-        "data": {"source": session.data.source, "counts": session.data.counts, "classes": len(session.data.classes)},
+        "data": {
+            "source": session.data.source,
+            "counts": session.data.counts,
+            "classes": len(session.data.classes),
+            "skipped": len(session.data.skipped),
+        },
         "seed": session.seed,
         **({} if net is None else prefilter.facts(session, trials)),
         **({} if session.data.trunk is None else {"trunk": session.data.trunk.facts}),

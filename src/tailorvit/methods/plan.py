@@ -140,6 +140,15 @@ def hand_designed(space: Space, meter: Meter) -> Arch | None:
     return found if found is not None and meter.fits(found) else None
 
 
+def unsure(config: Config, limits: Limits) -> Limits:
+    """Limits that a first space has yet to be checked by.
+
+    A space made for measured ones was measured a moment ago, and a busier clock must not refuse it now.
+    """
+    made = config.space == "auto" and config.method not in ("fixed", "finetune")
+    return limits.counted() if made and not any(low for m, low, _ in limits if m not in COUNTED) else limits
+
+
 def require_feasible(config: Config, space: Space, meter: Meter, given: Arch | None = None) -> None:
     """Raise before anything is trained or written when no network can keep the limits, or no neighbour be found."""
     if config.method == "s4" and config.s4.iterations:

@@ -95,7 +95,8 @@ class Axes:
         marks: int = 5,
     ) -> None:
         """``x_names`` replaces the numbers of the x axis by words at given places."""
-        (self.x0, self.x1), (self.y0, self.y1) = span(xs), span(ys)
+        across = list(xs)
+        (self.x0, self.x1), (self.y0, self.y1) = span(across), span(ys)
         self.box = box or Box()
         b = self.box
         self.left, self.right = b.x + b.left, b.x + b.width - b.right
@@ -105,7 +106,9 @@ class Axes:
             y = self.y(v)
             self.parts.append(f'<path class="grid" d="M{self.left:g} {y:.1f}H{self.right:g}"/>')
             self.parts.append(text(self.left - 5, y + 4, short(v), "end"))
-        names = x_names if x_names is not None else {v: short(v) for v in ticks(self.x0, self.x1, marks)}
+        whole = all(float(v).is_integer() for v in across)  # between two generations there is none
+        found = [v for v in ticks(self.x0, self.x1, marks) if not whole or float(v).is_integer()]
+        names = x_names if x_names is not None else {v: short(v) for v in found}
         for v, words in names.items():
             self.parts.append(text(self.x(v), self.bottom + 15, words, "middle"))
         self.parts.append(f'<path class="axis" d="M{self.left:g} {self.top:g}V{self.bottom:g}H{self.right:g}"/>')
