@@ -1,0 +1,188 @@
+"""Measure the house: lines and files by room, recipe keys, what a tiny run enters, the longest functions.
+
+    python tools/house.py                     the tree this file lies in, as a table
+    python tools/house.py --root ../old       another checkout, for before and after
+    python tools/house.py --json FILE         the same figures as JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parents[1]
+LONGEST = 8
+
+# Runs in a process of its own, so that another checkout's package can be measured: counts functions entered by file.
+TRACER = """
+import json, os, sys, threading
+package, out, *arguments = sys.argv[1:]
+entered = set()
+def note(frame, event, _):
+    code = frame.f_code
+    # A class body is entered too, when its module is imported, but is no function.
+    if event == "call" and code.co_flags & 1 and code.co_filename.startswith(package):
+        entered.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+sys.argv = ["tailorvit", *arguments]
+threading.setprofile(note)
+sys.setprofile(note)
+try:
+    from tailorvit.cli import main
+    main()
+except SystemExit as end:
+    code = end.code
+else:
+    code = 0
+finally:
+    sys.setprofile(None)
+names = sorted((os.path.relpath(file, package), name) for file, name in entered)
+with open(out, "w") as file:
+    json.dump({"code": code, "entered": names}, file)
+"""
+
+# Counts the leaves of the settings: a table of settings counts by its keys, every searcher by its own.
+KEYS = """
+import dataclasses, json, typing
+from tailorvit.config import Config
+def leaves(kind, path):
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        here = f"{path}.{field.name}" if path else field.name
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from leaves(hints[field.name], here)
+        else:
+            yield here
+keys = list(leaves(Config, ""))
+try:
+    from tailorvit.search import SEARCHERS
+    searchers = list(SEARCHERS.values())
+except ImportError:
+    from tailorvit.search import searchers as _all
+    searchers = list(_all().values())
+for entry in searchers:
+    keys += [f"search.{entry.name}.{field.name}" for field in dataclasses.fields(entry.settings)]
+print(json.dumps(keys))
+"""
+
+
+def by_room(package: Path) -> dict[str, dict[str, int]]:
+    """Python files and lines of every room, the top level first."""
+    rooms: dict[str, dict[str, int]] = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).parts
+        room = rooms.setdefault(parts[0] if len(parts) > 1 else "(top)", {"files": 0, "lines": 0})
+        room["files"] += 1
+        room["lines"] += len(path.read_text(encoding="utf-8").splitlines())
+    return rooms
+
+
+def longest_functions(package: Path) -> list[dict[str, Any]]:
+    """The longest functions and methods, by lines from signature to end."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                found.append({"file": str(path.relative_to(package)), "function": node.name, "lines": length})
+    return sorted(found, key=lambda row: -row["lines"])[:LONGEST]
+
+
+def run_python(root: Path, script: str, *arguments: str) -> str:
+    """Run a script against the package of a checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def entered(root: Path, *command: str) -> list[tuple[str, str]]:
+    """(file, function) of everything a command enters."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "entered.json"
+        package = str(root / "src" / "tailorvit")
+        run_python(root, TRACER, package, str(out), *command, "--out", str(Path(folder) / "run"))
+        found = json.loads(out.read_text())
+    if found["code"]:
+        raise SystemExit(f"house: the traced run ended with code {found['code']}")
+    return [(file, name) for file, name in found["entered"] if name != "<module>"]
+
+
+def recipe_keys(root: Path) -> dict[str, int]:
+    """Keys a recipe may set, those any packaged recipe sets, and packaged recipes."""
+    import tomllib
+
+    keys = set(json.loads(run_python(root, KEYS)))
+    recipes = sorted((root / "src" / "tailorvit" / "recipes").glob("*.toml"))
+    used: set[str] = set()
+
+    def walk(table: dict[str, Any], path: str) -> None:
+        for name, value in table.items():
+            here = f"{path}.{name}" if path else name
+            if isinstance(value, dict) and here not in keys:
+                walk(value, here)
+            else:
+                used.add(here)
+
+    for recipe in recipes:
+        data = tomllib.loads(recipe.read_text(encoding="utf-8"))
+        search = data.pop("search", {}) if "search" not in keys else data.get("search", {})
+        name = search.get("name", "evolution")
+        walk(data, "")
+        used |= {f"search.{name}.{key}" for key in search}
+    return {"keys": len(keys), "set by a recipe": len(keys & used), "recipes": len(recipes)}
+
+
+def measure(root: Path) -> dict[str, Any]:
+    """All figures of one checkout."""
+    package = root / "src" / "tailorvit"
+    rooms = by_room(package)
+    run = entered(root, "run", "--tiny", "--quiet")
+    s4 = sorted({file for file, _ in run if file.startswith(("methods/", "seek/"))})
+    lines = {file: len((package / file).read_text(encoding="utf-8").splitlines()) for file in s4}
+    return {
+        "rooms": rooms,
+        "files": sum(room["files"] for room in rooms.values()),
+        "lines": sum(room["lines"] for room in rooms.values()),
+        "settings": recipe_keys(root),
+        "tiny run": {"files": len({file for file, _ in run}), "functions": len(run)},
+        "S4": {"files": len(s4), "lines": sum(lines.values()), "names": lines},
+        "longest functions": longest_functions(package),
+    }
+
+
+def show(figures: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    rows = ["| room | files | lines |", "|---|---|---|"]
+    rows += [f"| {name} | {room['files']} | {room['lines']:,} |" for name, room in figures["rooms"].items()]
+    rows += [f"| all | {figures['files']} | {figures['lines']:,} |", ""]
+    settings, run, s4 = figures["settings"], figures["tiny run"], figures["S4"]
+    rows.append(f"Settings: {settings['keys']} keys, {settings['set by a recipe']} set by {settings['recipes']} recipes.")
+    rows.append(f"`tailorvit run --tiny` enters {run['files']} files and {run['functions']} functions.")
+    rows.append(f"S4 is in {s4['files']} files of methods/ and seek/, {s4['lines']:,} lines: {', '.join(s4['names'])}.")
+    longest = ", ".join(f"{row['function']} ({row['lines']}, {row['file']})" for row in figures["longest functions"])
+    rows.append(f"Longest functions: {longest}.")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Print the table; write the figures where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=HERE)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    figures = measure(options.root.resolve())
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(show(figures))
+
+
+if __name__ == "__main__":
+    main()
