@@ -139,6 +139,15 @@ class Space:
         """Depth uniform, then every other value uniform and independent (not uniform over architectures)."""
         return self._fill(lambda choices: _choose(choices, rng))
 
+    def sample_distinct(self, count: int, rng: np.random.Generator) -> list[Arch]:
+        """Different architectures drawn evenly; fewer where the space is nearly exhausted."""
+        drawn: dict[Arch, None] = {}
+        for _ in range(4 * count):
+            if len(drawn) == count:
+                break
+            drawn[self.sample(rng)] = None
+        return list(drawn)
+
     def smallest(self) -> Arch:
         """The member with the lowest choice everywhere; of tied values the legal row with the least squares."""
         return self._fill(lambda choices: min(choices, key=weight))
@@ -146,6 +155,14 @@ class Space:
     def largest(self) -> Arch:
         """The member with the highest choice everywhere; of tied values the legal row with the most squares."""
         return self._fill(lambda choices: max(choices, key=weight))
+
+    def middle(self) -> Arch:
+        """The architecture with the middle choice of every dimension."""
+        arch = self.largest()
+        rng = np.random.default_rng(0)  # for blocks that a greater depth adds; from the largest no depth is greater
+        for dim in self.dims:
+            arch = self.with_value(arch, dim.key, dim.choices[(len(dim.choices) - 1) // 2], rng)
+        return arch
 
     def ends(self, top: bool = True) -> list[Arch]:
         """The members of which one costs most, or least: without ties the largest or the smallest alone."""

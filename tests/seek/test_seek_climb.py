@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from tailorvit.costs import Limits, Meter
 from tailorvit.families import named_space
-from tailorvit.search import EvolutionSettings, RandomSettings, best_trial, run_search, searcher
-from tailorvit.search.synthetic import Synthetic
-from tailorvit.seek.s4 import Book, S4Settings, seek
-from tailorvit.seek.slopes import POINTS
+from tailorvit.search import SEARCHERS, best_trial, run_search
+from tailorvit.search.evolution import EvolutionSettings
+from tailorvit.search.random_search import RandomSettings
+from tailorvit.testing.synthetic import Synthetic
+from tailorvit.seek.s4 import Journal, S4Settings, move_space
 
 SMALL = named_space("vit-32px")
 OPTIMUM = {"depth": 9, "mlp": 2.5, "heads": 5, "embed": 80}
 
 
-class Trail(Book):
+class Trail(Journal):
     """The spaces passed through."""
 
     def __init__(self):
         self.spaces = []
 
-    def space(self, t, space, repaired):
+    def space_reached(self, t, space, repaired):
         self.spaces.append(space)
 
 
@@ -49,7 +48,7 @@ def distance(space, optimum=OPTIMUM):
 def test_seek_climbs_towards_the_optimum_and_stays_legal(noise, limit):
     meter = Meter.for_space(SMALL, Limits.of(max_params=limit))
     book, settings = Trail(), S4Settings(iterations=6, pairs=20)
-    space, t, decisions = seek(SMALL, meter, evaluate(problem(noise)), settings, 0, book)
+    space, t, decisions = move_space(SMALL, meter, evaluate(problem(noise)), settings, 0, book)
     trail = book.spaces
     started = next(i for i, s in enumerate(trail) if meter.below(s.largest()))
     assert all(meter.below(s.largest()) for s in trail[started:])
@@ -66,7 +65,7 @@ def test_seek_climbs_towards_the_optimum_and_stays_legal(noise, limit):
 
 
 def test_without_limit_the_optimum_is_reached():
-    space, _, decisions = seek(
+    space, _, decisions = move_space(
         SMALL, Meter.for_space(SMALL), evaluate(problem()), S4Settings(iterations=10, pairs=30), 0
     )
     assert decisions[-1].kind == "stop" or len(decisions) == 10
@@ -75,14 +74,14 @@ def test_without_limit_the_optimum_is_reached():
 
 def test_iterations_bound_the_moves():
     for n in (0, 1, 2):
-        _, t, decisions = seek(SMALL, Meter.for_space(SMALL), evaluate(problem()), S4Settings(iterations=n, pairs=5), 0)
+        _, t, decisions = move_space(SMALL, Meter.for_space(SMALL), evaluate(problem()), S4Settings(iterations=n, pairs=5), 0)
         assert t == n == len(decisions)
 
 
 def test_same_seed_same_path():
     meter = Meter.for_space(SMALL, Limits.of(max_params="1M"))
     paths = [
-        [d.to_dict() for d in seek(SMALL, meter, evaluate(problem(1.0)), S4Settings(pairs=4), seed)[2]]
+        [d.to_dict() for d in move_space(SMALL, meter, evaluate(problem(1.0)), S4Settings(pairs=4), seed)[2]]
         for seed in (0, 0, 1)
     ]
     assert paths[0] == paths[1] != paths[2]
@@ -100,7 +99,7 @@ def test_adaptive_stops_early_where_the_choice_is_clear():
             ]
 
         settings = S4Settings(iterations=1, pairs=40, adaptive=adaptive)
-        return seek(SMALL, meter, evaluator, settings, 0)[2][-1]
+        return move_space(SMALL, meter, evaluator, settings, 0)[2][-1]
 
     full, quick, hard = run(0.1, False), run(0.1, True), run(50.0, True)
     assert [len(s.pairs) for s in full.slopes] == [40] * 4
@@ -108,41 +107,6 @@ def test_adaptive_stops_early_where_the_choice_is_clear():
     assert quick.gamma == full.gamma
     assert all(q.pairs == f.pairs[:10] for q, f in zip(quick.slopes, full.slopes)), "a prefix of the same pairs"
     assert [len(s.pairs) for s in hard.slopes] == [40] * 4, "noise needs all of them"
-
-
-def test_adaptive_looks_at_the_slopes_a_move_is_chosen_by():
-    """A correction that is hardly known makes a clear choice doubtful; momentum and significance count alike."""
-    meter = Meter.for_space(SMALL, Limits.of(max_params="1M"))
-
-    def pairs(correct=None, **more):
-        def evaluator(space, t):
-            return lambda archs: [3 * a.one("depth") - a.one("embed") / 8 for a in archs]
-
-        settings = S4Settings(iterations=1, pairs=40, adaptive=True, **more)
-        return {len(s.pairs) for s in seek(SMALL, meter, evaluator, settings, 0, None, POINTS, correct)[2][-1].slopes}
-
-    assert pairs() == {10}
-    assert pairs(lambda space, t, found: [replace(s, se=100.0) for s in found]) == {40}
-
-
-def test_adaptive_doubts_what_significance_and_trusts_what_momentum_does():
-    settings = {"pairs": 40, "adaptive": True, "dims": ("depth", "mlp")}
-
-    def pairs(said, **more):
-        def correct(space, t, found):
-            by_dim = {k: (z / float(space[k].shift), se / float(space[k].shift)) for k, (z, se) in said[t].items()}
-            return [replace(s, z=by_dim[s.dim][0], se=by_dim[s.dim][1]) if s.dim in by_dim else s for s in found]
-
-        how = S4Settings(iterations=len(said), **settings, **more)
-        decisions = seek(SMALL, Meter.for_space(SMALL), evaluate(problem()), how, 0, None, POINTS, correct)[2]
-        return [len(d.slopes[0].pairs) for d in decisions]
-
-    # Points a step and their errors. Both up is clear; with the ratio's at zero, its error often moves it.
-    doubtful = {"depth": (10.0, 0.1), "mlp": (10.0, 3.5)}
-    assert pairs([doubtful]) == [10] and pairs([doubtful], significance=3) == [40]
-    # Noise alone tells nothing; with half of the slopes before it goes their way.
-    clear, noise = {"depth": (10.0, 0.1), "mlp": (10.0, 0.1)}, {"depth": (0.1, 1.0), "mlp": (-0.1, 1.0)}
-    assert pairs([clear, noise]) == [10, 40] and pairs([clear, noise], momentum=0.5) == [10, 10]
 
 
 def test_s4_and_evolution_beat_random_search_at_equal_evaluations():
@@ -161,11 +125,11 @@ def test_s4_and_evolution_beat_random_search_at_equal_evaluations():
 
             return ask
 
-        space, _, _ = seek(SMALL, meter, evaluator, S4Settings(iterations=3, pairs=5), seed)
-        found = run_search(searcher("evolution").factory(space, meter.fits, seed, small), task.evaluate)
+        space, _, _ = move_space(SMALL, meter, evaluator, S4Settings(iterations=3, pairs=5), seed)
+        found = run_search(SEARCHERS["evolution"].factory(space, meter.fits, seed, small), task.evaluate)
         count += len(found)
         drawn = run_search(
-            searcher("random").factory(SMALL, meter.fits, seed, RandomSettings(budget=count, batch=count)),
+            SEARCHERS["random"].factory(SMALL, meter.fits, seed, RandomSettings(budget=count, batch=count)),
             task.evaluate,
         )
         assert len(drawn) == count < 250

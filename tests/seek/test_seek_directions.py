@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tailorvit.seek.directions import agreement, best, cosines, neighbours, unconstrained
+from tailorvit.seek.s4 import agreement, best_first, cosines, neighbours, unconstrained
 
 SLOPES = st.lists(st.floats(-3, 3, allow_nan=False, width=32), min_size=2, max_size=5).map(np.array)
 
@@ -35,7 +35,7 @@ def test_cosines_do_not_see_the_scale(slopes, factor):
     directions = neighbours(len(slopes))
     assert np.allclose(cosines(directions, slopes), cosines(directions, factor * slopes), atol=1e-9)
     sizes = [1.0] * len(directions)
-    first, second = (best(directions, s, directions @ s, sizes)[0] for s in (slopes, factor * slopes))
+    first, second = (best_first(directions, s, directions @ s, sizes)[0] for s in (slopes, factor * slopes))
     assert cosines(directions, slopes)[first] == pytest.approx(cosines(directions, slopes)[second], abs=1e-8)
 
 
@@ -45,7 +45,7 @@ def test_without_limit_the_enumeration_equals_the_closed_form(slopes):
     assume(np.linalg.norm(slopes) > 1e-6)
     directions = neighbours(len(slopes))
     cos = cosines(directions, slopes)
-    pick = best(directions, slopes, directions @ slopes, [1.0] * len(directions))[0]
+    pick = best_first(directions, slopes, directions @ slopes, [1.0] * len(directions))[0]
     formula = np.array(unconstrained(slopes))
     assert np.any(formula)
     reached = float(cosines(formula[None], slopes)[0])
@@ -65,20 +65,20 @@ def test_closed_form_by_hand():
 def test_ties_prefer_gain_then_size_then_order():
     slopes = np.array([1.0, 1.0])
     directions = np.array([[0, 1], [1, 0], [1, 1]])
-    assert best(directions[:2], slopes, np.array([1.0, 1.0]), [5, 4])[0] == 1, "the smaller one"
-    assert best(directions[:2], slopes, np.array([2.0, 1.0]), [5, 4])[0] == 0, "the larger gain comes before the size"
-    assert best(directions[:2], slopes, np.array([1.0, 1.0]), [4, 4])[0] == 0, "lexicographic at last"
-    order = best(directions, slopes, directions @ slopes, [9, 9, 9])
+    assert best_first(directions[:2], slopes, np.array([1.0, 1.0]), [5, 4])[0] == 1, "the smaller one"
+    assert best_first(directions[:2], slopes, np.array([2.0, 1.0]), [5, 4])[0] == 0, "the larger gain comes before the size"
+    assert best_first(directions[:2], slopes, np.array([1.0, 1.0]), [4, 4])[0] == 0, "lexicographic at last"
+    order = best_first(directions, slopes, directions @ slopes, [9, 9, 9])
     assert order == [2, 0, 1]
     # Float error must not break a tie: 0.1 + 0.2 is not 0.3.
     noisy = np.array([0.1 + 0.2, 0.3])
-    assert best(directions[:2], noisy, np.array([1.0, 1.0]), [5, 4])[0] == 1
+    assert best_first(directions[:2], noisy, np.array([1.0, 1.0]), [5, 4])[0] == 1
 
 
 def test_agreement_is_sure_when_slopes_are_and_lost_when_they_are_noise():
     directions = neighbours(3)
     slopes = np.array([1.0, 0.5, -0.2])
-    pick = best(directions, slopes, directions @ slopes, [1.0] * 26)[0]
+    pick = best_first(directions, slopes, directions @ slopes, [1.0] * 26)[0]
     assert agreement(directions, slopes, np.zeros(3), pick) == 1
     assert agreement(directions, slopes, np.full(3, 100.0), pick) < 0.2
     sure, unsure = (agreement(directions, slopes, np.full(3, e), pick) for e in (0.02, 0.3))
@@ -90,7 +90,7 @@ def test_best_agrees_with_sorting_by_hand():
     for _ in range(20):
         slopes = rng.normal(size=4)
         directions = neighbours(4)
-        order = best(directions, slopes, directions @ slopes, rng.random(80).tolist())
+        order = best_first(directions, slopes, directions @ slopes, rng.random(80).tolist())
         assert sorted(order) == list(range(80))
         cos = cosines(directions, slopes)[order]
         assert all(a >= b - 1e-9 for a, b in itertools.pairwise(cos))

@@ -11,20 +11,39 @@ import pytest
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
-from tailorvit.seek.directions import unconstrained
-from tailorvit.seek.moves import moves, size_metric
-from tailorvit.seek.s4 import Book, S4Settings, decide, rank, repair_move, scaled, seek
+from tailorvit.testing.synthetic import Synthetic
+from tailorvit.seek.s4 import (
+    Journal,
+    S4Settings,
+    broken_limit,
+    decide,
+    move_space,
+    moves,
+    rank,
+    repair_move,
+    scaled,
+    size_metric,
+    size_of,
+    unconstrained,
+)
 from tailorvit.seek.slopes import Slope
 from tailorvit.space import Dim, Space
 
 PAPER = named_space("s4-vit", classes=200)
 METER = Meter.for_space(PAPER, Limits.of(max_params="30M"))
 FREE = Meter.for_space(PAPER)
+SMALL = named_space("vit-32px")
+FREE_SMALL = Meter.for_space(SMALL)
 A1 = PAPER.shift({"depth": -1, "mlp": -1, "embed": -1})
 
 
 def slopes(*z, space=A1, se=0.1):
     return [Slope(d.key, v, se, d.shift, ()) for d, v in zip(space.dims, z)]
+
+
+def whole(options, space=A1):
+    """The specification's worked examples take only moves by which no dimension loses a choice."""
+    return [m for m in options if all(len(m.space[d.key].choices) == len(d.choices) for d in space.dims)]
 
 
 EX1, EX2 = (0.30, 0.80, 0.12, 0.010), (0.10, 0.40, 0.05, 0.020)
@@ -44,7 +63,7 @@ def test_legal_neighbours_of_the_first_space():
         (-1, -1, -1, -1): 26.77,
     }
     assert {m.gamma: m.size for m in moves(PAPER, METER)}[-1, -1, -1, -1] == 26_765_852
-    assert [m.gamma for m in moves(PAPER, METER, "strict")] == [(-1, -1, 0, -1)]
+    assert [m.gamma for m in whole(moves(PAPER, METER), PAPER)] == [(-1, -1, 0, -1)]
 
 
 @pytest.mark.parametrize("classes", [10, 100, 200, 397])
@@ -56,7 +75,7 @@ def test_the_number_of_legal_neighbours_does_not_depend_on_the_classes(classes):
 def test_legal_neighbours_after_the_first_move():
     assert [d.choices for d in A1.dims] == [(11, 12, 13), (3, 3.5), (2, 4, 6, 8, 10, 12, 14), (312, 336, 360)]
     assert METER.cost("params", A1.largest()) == 29_167_004
-    assert len(moves(A1, METER, "strict")) == 24 and len(moves(A1, METER, "drop")) == 47
+    assert len(whole(moves(A1, METER))) == 24 and len(moves(A1, METER)) == 47
     assert len(moves(A1, FREE)) == 80
 
 
@@ -70,8 +89,8 @@ def test_legal_neighbours_after_the_first_move():
     ],
 )
 def test_worked_examples(z, how, first, second):
-    options = moves(A1, METER, "strict")
-    order, cos, gains = rank(options, slopes(*z), A1, how)
+    options = whole(moves(A1, METER))
+    order, cos, gains = rank(options, slopes(*z), how)
     top = order[0]
     gamma, cosine, size, gain = first
     assert options[top].gamma == gamma
@@ -84,17 +103,16 @@ def test_worked_examples(z, how, first, second):
 @pytest.mark.parametrize(("how", "gamma", "cosine"), [("raw", (0, 1, 0, 0), 0.927), ("step", (1, 1, 1, 1), 0.976)])
 def test_worked_example_without_limit(how, gamma, cosine):
     options = moves(A1, FREE)
-    order, cos, _ = rank(options, slopes(*EX1), A1, how)
+    order, cos, _ = rank(options, slopes(*EX1), how)
     assert options[order[0]].gamma == gamma and round(cos[order[0]], 3) == cosine
-    assert unconstrained(scaled(slopes(*EX1), A1, how)[0]) == gamma
+    assert unconstrained(scaled(slopes(*EX1), how)[0]) == gamma
 
 
 def test_units_of_slopes():
     z = slopes(1.0, 1.0, 1.0, 1.0)
-    assert scaled(z, A1, "raw")[0].tolist() == [1, 1, 1, 1]
-    assert scaled(z, A1, "step")[0].tolist() == [1, 0.5, 2, 24]
-    assert scaled(z, A1, "range")[0].tolist() == [2, 0.5, 12, 48]
-    assert scaled(z, A1, "step")[1].tolist() == pytest.approx([0.1, 0.05, 0.2, 2.4])
+    assert scaled(z, "raw")[0].tolist() == [1, 1, 1, 1]
+    assert scaled(z, "step")[0].tolist() == [1, 0.5, 2, 24]
+    assert scaled(z, "step")[1].tolist() == pytest.approx([0.1, 0.05, 0.2, 2.4])
 
 
 def test_a_space_of_three_dimensions_has_26_neighbours():
@@ -109,9 +127,9 @@ def test_a_space_of_three_dimensions_has_26_neighbours():
 # -- decisions --------------------------------------------------------------------------------------------------------
 
 
-def choose(z, space=A1, meter=METER, visited=(), **given):
-    settings = S4Settings(**{"nonpositive": "strict", **given})
-    options = moves(space, meter, settings.nonpositive)
+def choose(z, space=A1, meter=METER, visited=(), **changes):
+    settings = S4Settings(**changes)
+    options = whole(moves(space, meter), space)
     return decide(space, slopes(*z, space=space), options, settings, 2, {space, *visited}, size_metric(meter))
 
 
@@ -138,7 +156,7 @@ def test_no_legal_neighbour_stops():
 
 def test_zero_slopes_stop():
     decision, move = choose((0, 0, 0, 0))
-    assert move is None and decision.reason == "no evidence" and "no dimension" in decision.sentence
+    assert move is None and decision.reason == "no evidence" and "No dimension" in decision.sentence
     assert len(decision.legal) == 24, "the table is kept"
 
 
@@ -147,21 +165,13 @@ def test_negative_cosines_stop():
     assert move is None and decision.reason == "no promising neighbour" and "-0." in decision.sentence
 
 
-def test_stop_at_is_a_threshold():
-    assert choose(EX1, stop_at=0.18)[1] is not None
-    decision, move = choose(EX1, stop_at=0.19)
-    assert move is None and decision.reason == "no promising neighbour"
-    assert choose((5, 5, 5, 5), space=PAPER, stop_at=-1)[1] is not None
-
-
-def test_a_cosine_of_exactly_zero_stops_unless_told_otherwise():
+def test_a_cosine_of_exactly_zero_stops():
     dims = (Dim("depth", (1, 2)), Dim("embed", (16, 24)), Dim("heads", (1,), scope="block"))
     space = Space("vit", (*dims, Dim("mlp", (2,), scope="block")), named_space("vit-32px").fixed)
     meter = Meter.for_space(space)
     options = [m for m in moves(space, meter) if m.gamma == (0, 1, 0, 0)]
     flat = slopes(1, 0, 0, 0, space=space)
     assert decide(space, flat, options, S4Settings(), 0, {space}, "params")[1] is None
-    assert decide(space, flat, options, S4Settings(stop_at=-1e-6), 0, {space}, "params")[1] is not None
 
 
 @pytest.mark.parametrize("z", [(0.1, 0.2, 0.3), (0.1, 0.7, 0.8), (0.3, 0.6, 0.9)])
@@ -187,12 +197,10 @@ def test_a_repair_names_the_limit_that_is_broken():
     """Parameters are within theirs, MACs are not."""
     params, macs = METER.counter.both(PAPER.largest())
     meter = Meter.for_space(PAPER, Limits.of(max_params=2 * params, max_macs=0.9 * macs))
-    with pytest.raises(InfeasibleError, match=r"member has macs .*, over params"):
-        seek(PAPER, meter, flat, S4Settings(on_violation="error"), 0)
-    space, _, decisions = seek(PAPER, meter, flat, S4Settings(pairs=2), 0)
+    space, _, decisions = move_space(PAPER, meter, flat, S4Settings(pairs=2), 0)
     assert "has macs" in decisions[0].sentence and meter.holds(space)
     far = Meter.for_space(PAPER, Limits.of(max_params=2 * params, max_macs=0.3 * macs))
-    space, _, decisions = seek(PAPER, far, flat, S4Settings(pairs=2), 0)
+    space, _, decisions = move_space(PAPER, far, flat, S4Settings(pairs=2), 0)
     assert far.holds(space) and sum(d.kind == "repair" for d in decisions) > 1
 
 
@@ -200,9 +208,7 @@ def test_revisits():
     first = choose(EX1)[1]
     decision, move = choose(EX1, visited=[first.space])
     assert move.gamma == (-1, 1, 0, 0), "the next best"
-    decision, move = choose(EX1, visited=[first.space], revisit="stop")
-    assert move is None and decision.reason == "visited before"
-    promising = [m.space for m in moves(A1, METER, "strict")]
+    promising = [m.space for m in moves(A1, METER)]
     decision, move = choose(EX1, visited=promising)
     assert move is None and decision.kind == "stop"
 
@@ -212,7 +218,6 @@ def test_revisits():
 
 def test_repair_by_size_keeps_the_most_capacity():
     assert repair_move(PAPER, METER, S4Settings(), None).gamma == (-1, -1, -1, 0)  # 29.38 M
-    assert repair_move(PAPER, METER, S4Settings(nonpositive="strict"), None).gamma == (-1, -1, 0, -1)
 
 
 def test_repair_by_slope_takes_the_largest_cosine_whatever_its_sign():
@@ -240,11 +245,11 @@ def flat(space, t):
     return lambda archs: [50.0] * len(archs)
 
 
-class Notes(Book):
+class Notes(Journal):
     def __init__(self):
         self.spaces, self.decisions = [], []
 
-    def space(self, t, space, repaired):
+    def space_reached(self, t, space, repaired):
         self.spaces.append((t, space, repaired))
 
     def decided(self, decision):
@@ -259,7 +264,7 @@ def test_several_repairs_are_counted_apart():
         asked.append(t)
         return flat(space, t)
 
-    space, t, decisions = seek(PAPER, limits, evaluator, S4Settings(pairs=2), 0, notes)
+    space, t, decisions = move_space(PAPER, limits, evaluator, S4Settings(pairs=2), 0, notes)
     repairs = [d for d in decisions if d.kind == "repair"]
     assert len(repairs) > 2 and limits.below(space.largest())
     assert [d.t for d in repairs] == [-i - 1 for i in range(len(repairs))], "apart from the steps"
@@ -276,23 +281,15 @@ def test_repair_by_slope_trains_for_each_repair():
         asked.append((t, space))
         return flat(space, t)
 
-    _, t, decisions = seek(PAPER, METER, evaluator, S4Settings(pairs=2, repair="slope"), 0)
+    _, t, decisions = move_space(PAPER, METER, evaluator, S4Settings(pairs=2, repair="slope"), 0)
     assert [d.kind for d in decisions] == ["repair", "stop"] and [d.t for d in decisions] == [0, 1]
     assert [step for step, _ in asked] == [0, 1] and t == 1
     assert len(decisions[0].slopes) == 4
 
 
-def test_violations_may_be_an_error_or_ignored():
-    with pytest.raises(InfeasibleError, match=r"params 36\.43M, over params <= 30M"):
-        seek(PAPER, METER, flat, S4Settings(on_violation="error"), 0)
-    up = lambda space, t: lambda archs: [float(a.one("depth") + a.one("embed")) for a in archs]  # noqa: E731
-    space, _, decisions = seek(PAPER, METER, up, S4Settings(on_violation="ignore", pairs=2), 0)
-    assert space == PAPER and [d.reason for d in decisions] == ["no promising neighbour"]
-
-
 def test_a_space_that_cannot_shrink_is_an_error():
     with pytest.raises(InfeasibleError, match=r"cannot shrink any further.*params <= 1k"):
-        seek(PAPER, Meter.for_space(PAPER, Limits.of(max_params="1k")), flat, S4Settings(), 0)
+        move_space(PAPER, Meter.for_space(PAPER, Limits.of(max_params="1k")), flat, S4Settings(), 0)
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------
@@ -310,15 +307,15 @@ def by_size(space, t):
 
 
 def test_a_space_under_its_lower_limit_may_grow_towards_it():
-    """Where one step cannot reach the limit, every larger neighbour is legal, and size counts although told not to."""
+    """Where one step cannot reach the limit, every larger neighbour is legal."""
     here = METER.cost("params", A1.largest())
     both = Meter.for_space(PAPER, Limits.of(max_params=3 * here, min_params=2 * here))
     found = moves(A1, both)
     assert found and all(here < m.size < 2 * here for m in found)
     larger = [m for m in moves(A1, both, legal=False) if m.size > here]
     assert {m.gamma for m in found} == {m.gamma for m in larger}
-    settings = S4Settings(pairs=4, iterations=20, per_size=True)
-    end, _, decisions = seek(A1, both, by_size, settings, 0)
+    settings = S4Settings(pairs=4, iterations=20)
+    end, _, decisions = move_space(A1, both, by_size, settings, 0)
     assert 2 * here <= both.cost("params", end.largest()) < 3 * here
     sizes = [here, *(d.legal[0]["size"] for d in decisions if d.kind == "move")]
     growing = [b for a, b in itertools.pairwise(sizes) if a < 2 * here]
@@ -346,7 +343,7 @@ def test_the_limit_itself_is_not_legal():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("iterations", -1), ("pairs", 1), ("confidence", 0.2), ("confidence", 1.5), ("warm_share", -0.1)],
+    [("iterations", -1), ("pairs", 1), ("survey", -1), ("reach", 0)],
 )
 def test_wrong_settings_are_named(key, value):
     with pytest.raises(TailorError, match=rf"s4\.{key} must lie between"):
@@ -355,7 +352,7 @@ def test_wrong_settings_are_named(key, value):
 
 def test_too_many_dimensions_are_refused_before_all_neighbours_are_made():
     wide = Space("vit", tuple(Dim(f"d{i}", (1, 2)) for i in range(20)))
-    with pytest.raises(TailorError, match="n = 20 dimensions; 10 at most"):
+    with pytest.raises(TailorError, match="n = 20 dimensions. The most is 10"):
         moves(wide, FREE)
 
 
@@ -373,9 +370,60 @@ def test_only_the_dimensions_named_move():
         asked.extend(archs)
         return [FREE.cost("params", a) / 1e6 for a in archs]
 
-    end, t, decisions = seek(PAPER, FREE, lambda _space, _t: accuracies, S4Settings(pairs=3, dims=("embed",)), 0)
+    end, t, decisions = move_space(PAPER, FREE, lambda _space, _t: accuracies, S4Settings(pairs=3, dims=("embed",)), 0)
     assert t == 3 and all(set(d.gamma) == set(PAPER.keys) for d in decisions)
     assert [d.key for d in end.dims if d not in PAPER.dims] == ["embed"]
     assert {s.dim for s in decisions[0].slopes if s.pairs} == {"embed"} and len(asked) == 3 * 3 * 2
     with pytest.raises(TailorError, match=r"Unknown dimension in s4\.dims 'embet'.*embed"):
         moves(PAPER, FREE, dims=("embet",))
+
+
+# -- what sizes a space -----------------------------------------------------------------------------------------------
+
+
+def test_the_middle_member_has_middle_values():
+    arch = SMALL.middle()
+    assert (arch["depth"], arch["embed"]) == (7, 112)
+    assert arch["mlp"] == (3.5,) * 7 and arch["heads"] == (3,) * 7 and SMALL.contains(arch)
+    meter = Meter.for_space(SMALL)
+    assert size_of(SMALL, meter, "params") == meter.cost("params", SMALL.largest())
+    assert size_of(SMALL, meter, "params", "middle") == meter.cost("params", arch)
+
+
+def test_a_space_at_the_limit_is_over_it():
+    top = size_of(SMALL, FREE_SMALL, "params")
+    assert broken_limit(SMALL, Meter.for_space(SMALL, Limits.of(max_params=top))) == "params"
+    assert broken_limit(SMALL, Meter.for_space(SMALL, Limits.of(max_params=top + 1))) is None
+
+
+def test_under_a_lower_limit_only_larger_neighbours_will_do():
+    class ByDepth(Meter):
+        def cost(self, metric, arch):
+            return arch.one("depth")
+
+    legal = moves(SMALL, ByDepth.for_space(SMALL, Limits.of(min_params=1000)))
+    assert {m.gamma[0] for m in legal} == {1} and len(legal) == 27, "one of the same size is none"
+
+
+def test_sized_by_the_middle_members_lie_on_both_sides_of_the_limit():
+    task = Synthetic(SMALL, {"depth": 30, "mlp": 9, "heads": 12, "embed": 400}, dict.fromkeys(SMALL.keys, 1))
+
+    def ask(space, t):
+        return lambda archs: [task.accuracy(a) for a in archs]
+
+    meter, shares = Meter.for_space(SMALL, Limits.of(max_params="1.5M")), {}
+    for by in ("largest", "middle"):
+        space, _, _ = move_space(SMALL, meter, ask, S4Settings(iterations=8, pairs=6, sized_by=by), 0)
+        assert broken_limit(space, meter, by) is None
+        shares[by] = meter.share(space, 400)
+    assert shares["largest"] == 1.0, "the paper's rule: every member keeps the limit"
+    assert 0.2 < shares["middle"] < 0.9
+
+
+def test_repairs_look_at_the_member_that_sizes_the_space():
+    meter = Meter.for_space(SMALL, Limits.of(max_params="1M"))
+    assert not meter.below(SMALL.largest()) and meter.below(SMALL.middle())
+    for by, repairs in (("largest", 1), ("middle", 0)):
+        _, _, decisions = move_space(SMALL, meter, lambda *_: None, S4Settings(iterations=0, sized_by=by), 0)
+        assert len(decisions) == repairs
+        assert all("the largest network" in d.sentence for d in decisions)

@@ -12,19 +12,25 @@ from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
-from tailorvit.methods.plan import require_feasible, require_survey
+from tailorvit.methods.feasibility import require_feasible
 from tailorvit.rng import generator
-from tailorvit.seek.moves import middle as middle_of
-from tailorvit.seek.plane import value_of
-from tailorvit.seek.s4 import S4Settings, seek
+from tailorvit.seek.s4 import S4Settings, move_space
 from tailorvit.seek.slopes import estimate
-from tailorvit.seek.survey import Survey, candidates, doublings, read, spread, wider
+from tailorvit.seek.survey import (
+    Survey,
+    doublings,
+    draw_candidates,
+    most_informative,
+    surface_slopes,
+    value_of,
+    widened,
+)
 from tailorvit.space import Dim, Space
 
 SPACE = named_space("vit-32px")
 TOP = Meter.for_space(SPACE).cost("params", SPACE.largest())
 METER = Meter.for_space(SPACE, Limits.of(max_params=TOP))
-REGION = wider(SPACE, 3, SPACE.keys)
+REGION = widened(SPACE, 3, SPACE.keys)
 GAINS = {"depth": 0.8, "mlp": 1.8, "heads": -0.2, "embed": 3.9}  # points a doubling
 
 
@@ -40,15 +46,15 @@ def exact(archs):
 def test_a_wider_space_goes_as_far_as_asked_and_its_bounds_allow():
     dims = (Dim.span("depth", 3, 5, 1), Dim.span("embed", 16, 32, 8, minimum=16), Dim.span("more", 4, 6, 1, maximum=7))
     space = Space("vit", dims)
-    found = wider(space, 4, ("depth", "embed", "more"))
+    found = widened(space, 4, ("depth", "embed", "more"))
     assert found["depth"].choices == (1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert found["embed"].choices == (16, 24, 32, 40, 48, 56, 64)
     assert found["more"].choices == (1, 2, 3, 4, 5, 6, 7)
-    assert wider(space, 4, ("depth",))["embed"].choices == space["embed"].choices
+    assert widened(space, 4, ("depth",))["embed"].choices == space["embed"].choices
 
 
 def test_members_lie_beyond_the_space_near_the_limit_with_alike_blocks():
-    drawn = candidates(SPACE, SPACE.dims, REGION, METER, 400, generator(0, "x"))
+    drawn = draw_candidates(SPACE, SPACE.dims, REGION, METER, "params", 400, generator(0, "x"))
     assert len(set(drawn)) == len(drawn) > 40
     assert all(TOP / 1.3 <= METER.cost("params", a) <= TOP * 1.3 for a in drawn)
     assert sum(not SPACE.contains(a) for a in drawn) > len(drawn) / 2
@@ -61,9 +67,9 @@ def test_members_lie_beyond_the_space_near_the_limit_with_alike_blocks():
 def test_blocks_are_alike_in_dimensions_that_are_not_asked_about_too():
     asked = [d for d in SPACE.dims if d.scope != "block"]
     held = [d for d in SPACE.dims if d.scope == "block"]
-    drawn = candidates(SPACE, asked, wider(SPACE, 3, [d.key for d in asked]), METER, 200, generator(4, "x"))
+    drawn = draw_candidates(SPACE, asked, widened(SPACE, 3, [d.key for d in asked]), METER, "params", 200, generator(4, "x"))
     assert len({a.one("depth") for a in drawn}) > 3 and len(held) > 1
-    middle = middle_of(SPACE)
+    middle = SPACE.middle()
     for dim in held:
         assert {v for a in drawn for v in a.many(dim.key)} == {middle.many(dim.key)[0]}
 
@@ -71,18 +77,18 @@ def test_blocks_are_alike_in_dimensions_that_are_not_asked_about_too():
 def test_what_would_have_to_be_measured_is_not_asked_for_its_size(monkeypatch):
     slow = Meter.for_space(SPACE, Limits.of(max_latency="5ms"))
     monkeypatch.setattr(Meter, "cost", lambda *_: pytest.fail("measured"))
-    assert len(candidates(SPACE, SPACE.dims, REGION, slow, 50, generator(0, "x"))) > 20
+    assert len(draw_candidates(SPACE, SPACE.dims, REGION, slow, "latency", 50, generator(0, "x"))) > 20
 
 
 def test_members_chosen_tell_more_than_as_many_at_random():
-    drawn = candidates(SPACE, SPACE.dims, REGION, METER, 2000, generator(1, "x"))
+    drawn = draw_candidates(SPACE, SPACE.dims, REGION, METER, "params", 2000, generator(1, "x"))
 
     def unsure(some):
         rows = np.array([doublings(a, SPACE.dims) for a in some])
         return np.trace(np.linalg.inv(rows.T @ rows))
 
-    chosen = spread(drawn, SPACE.dims, 16)
-    assert len(set(chosen)) == 16 and chosen == spread(drawn, SPACE.dims, 16)
+    chosen = most_informative(drawn, SPACE.dims, 16)
+    assert len(set(chosen)) == 16 and chosen == most_informative(drawn, SPACE.dims, 16)
     rng = np.random.default_rng(0)
     assert unsure(chosen) < 0.7 * np.median(
         [unsure([drawn[i] for i in rng.choice(len(drawn), 16, replace=False)]) for _ in range(50)]
@@ -90,24 +96,24 @@ def test_members_chosen_tell_more_than_as_many_at_random():
 
 
 def test_the_surface_is_found_exactly_and_read_where_the_space_is():
-    drawn = spread(candidates(SPACE, SPACE.dims, REGION, METER, 500, generator(2, "x")), SPACE.dims, 12)
+    drawn = most_informative(draw_candidates(SPACE, SPACE.dims, REGION, METER, "params", 500, generator(2, "x")), SPACE.dims, 12)
     known = [(a, height(a)) for a in drawn]
     for space in (SPACE, SPACE.shift({"embed": 1, "depth": 1})):
-        for slope in read(space, space.dims, known):
+        for slope in surface_slopes(space, space.dims, known):
             middle = (space[slope.dim].low + space[slope.dim].high) / 2
             assert slope.z == pytest.approx(GAINS[slope.dim] / (math.log(2) * middle)) and slope.se < 1e-6
-    only = read(SPACE, [SPACE["embed"]], [(a, 3.9 * math.log2(a.one("embed"))) for a in drawn])
+    only = surface_slopes(SPACE, [SPACE["embed"]], [(a, 3.9 * math.log2(a.one("embed"))) for a in drawn])
     assert [s.z != 0 for s in only] == [d.key == "embed" for d in SPACE.dims]
 
 
 def test_errors_are_what_they_say_and_smaller_than_those_of_pairs_within_the_space():
-    drawn = spread(candidates(SPACE, SPACE.dims, REGION, METER, 800, generator(3, "x")), SPACE.dims, 24)
-    true = read(SPACE, SPACE.dims, [(a, height(a)) for a in drawn])
+    drawn = most_informative(draw_candidates(SPACE, SPACE.dims, REGION, METER, "params", 800, generator(3, "x")), SPACE.dims, 24)
+    true = surface_slopes(SPACE, SPACE.dims, [(a, height(a)) for a in drawn])
     off, said, pairs = [], [], []
     for seed in range(60):
         rng = np.random.default_rng(seed)
         noisy = lambda archs, rng=rng: [height(a) + rng.normal(0, 0.8) for a in archs]  # noqa: E731
-        found = read(SPACE, SPACE.dims, list(zip(drawn, noisy(drawn))))
+        found = surface_slopes(SPACE, SPACE.dims, list(zip(drawn, noisy(drawn))))
         off.append([(s.z - t.z) * float(s.shift) for s, t in zip(found, true)])
         said.append([s.se * float(s.shift) for s in found])
         pairs.append([s.se * float(s.shift) for s in estimate(SPACE, noisy, 3, seed, 0)])  # 24 members too
@@ -122,14 +128,14 @@ def test_members_are_asked_once_and_again_where_the_space_has_left_them():
     def judge(_space, t):
         return lambda archs: (asked.append((t, len(archs))), exact(archs))[1]
 
-    settings = S4Settings(design="survey", survey=12, reach=2, iterations=3)
-    seek(SPACE, METER, judge, settings, 0)
+    settings = S4Settings(survey=12, reach=2, iterations=3)
+    move_space(SPACE, METER, judge, settings, 0)
     assert asked == [(0, 12)]
-    survey = Survey(METER, 12, 2, 0)
+    survey = Survey(METER, "params", 12, 2, 0)
     survey.slopes(SPACE, 0, lambda archs: judge(SPACE, 0)(archs), SPACE.keys)
     far = SPACE.shift({"embed": 6})
     survey.slopes(far, 5, judge(far, 5), SPACE.keys)
-    assert asked[-1] == (5, 12) and len(survey.known) == 24
+    assert asked[-1] == (5, 12) and len(survey.surveyed) == 24
     survey.slopes(far, 6, judge(far, 6), SPACE.keys)
     assert asked[-1] == (5, 12)
 
@@ -145,10 +151,10 @@ def test_by_a_survey_s4_climbs_under_noise_where_a_bias_leads_pairs_astray():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         noisy = lambda archs, rng=rng: [height(a) + rng.normal(0, 0.8) for a in archs]  # noqa: E731
-        space, _, _ = seek(SPACE, METER, lambda _s, _t: biased, S4Settings(**settings), seed)
+        space, _, _ = move_space(SPACE, METER, lambda _s, _t: biased, S4Settings(**settings), seed)
         ends["bias"].append(space["heads"].high)
-        how = S4Settings(design="survey", **settings)
-        space, _, _ = seek(SPACE, METER, lambda _s, _t, noisy=noisy: noisy, how, seed)
+        how = S4Settings(survey=24, **settings)
+        space, _, _ = move_space(SPACE, METER, lambda _s, _t, noisy=noisy: noisy, how, seed)
         ends["survey"].append(space["heads"].high)
     start = SPACE["heads"].high
     assert np.mean(ends["survey"]) < start < np.mean(ends["bias"])

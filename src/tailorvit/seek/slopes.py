@@ -1,28 +1,28 @@
-"""How accuracy changes along each dimension: slopes from pairs of architectures that differ in one dimension only."""
+"""Slopes: how accuracy changes along each dimension, from pairs of architectures that differ in one dimension only."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailorvit.arch import Arch, Value
 from tailorvit.rng import generator
-from tailorvit.seek.directions import Floats
 from tailorvit.space import Dim, Space
 
-Accuracies = Callable[[Sequence[Arch]], list[float]]  # percent, on the search split, or what Scale says
-Size = Callable[[Arch], float]
+Floats = NDArray[np.float64]
+Accuracies = Callable[[Sequence[Arch]], list[float]]  # percent on the search split, or scores in the unit of a Scale
+ROUND = 10  # pairs a dimension between two looks at whether they are enough
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What an evaluator's figures are; larger is better in any."""
+    """The unit of an evaluator's figures; larger is always better."""
 
-    unit: str = "points"  # what a difference of one is called
+    unit: str = "points"  # the name of a difference of one
     full: float = 100.0  # S3's errors count down from here
 
 
@@ -31,27 +31,23 @@ POINTS = Scale()
 
 @dataclass(frozen=True)
 class Pair:
-    """Two architectures that differ in one dimension, u against v; ``weight`` scales one-block pairs."""
+    """Two architectures that differ in one dimension: its value is u in the first and v in the second."""
 
     first: Arch
     second: Arch
     u: Value
     v: Value
-    weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Accuracy points per unit of one dimension, with its standard error, also per space step."""
+    """Accuracy points per unit of one dimension, with the standard error."""
 
     dim: str
     z: float
     se: float
     shift: Value
     pairs: tuple[tuple[Value, Value, float, float], ...]  # (u, v, accuracy at u, accuracy at v)
-    per_log_size: float = 0.0  # points that a size e times as large gives, taken out of z where slopes are beyond size
-    added: float = 0.0  # what anchors added to z
-    carried: float = 0.0  # what slopes of the steps before added to z
 
     @property
     def z_step(self) -> float:
@@ -59,39 +55,34 @@ class Slope:
         return self.z * float(self.shift)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the pairs it was made from."""
+        """Plain data, with the figures per step that a report shows."""
         return {**asdict(self), "z_step": self.z_step, "se_step": self.se * float(self.shift), "n": len(self.pairs)}
 
 
-def draw_pair(space: Space, dim: Dim, rng: np.random.Generator, blocks: Literal["all", "one"] = "all") -> Pair:
-    """A random member with the dimension at two different choices; everything else, and common layers, shared."""
-    member = space.sample(rng)
+def draw_pair(space: Space, dim: Dim, rng: np.random.Generator) -> Pair:
+    """A random architecture with the dimension at two different choices; everything else is shared."""
+    arch = space.sample(rng)
     i, j = rng.choice(len(dim.choices), size=2, replace=False)
     u, v = dim.choices[int(i)], dim.choices[int(j)]
-    if dim.scope == "block" and blocks == "one":
-        values = list(member.many(dim.key))
-        at = int(rng.integers(len(values)))
-        sides = [member.replace(**{dim.key: [*values[:at], w, *values[at + 1 :]]}) for w in (u, v)]
-        return Pair(sides[0], sides[1], u, v, weight=float(len(values)))
     # The deeper side draws its extra layers; the shallower one cuts the same list, so common layers agree.
-    high = space.with_value(member, dim.key, max(u, v), rng)
+    high = space.with_value(arch, dim.key, max(u, v), rng)
     low = space.with_value(high, dim.key, min(u, v), rng)
     return Pair(low, high, u, v) if u < v else Pair(high, low, u, v)
 
 
-def slope_of(
-    dim: Dim, pairs: Sequence[Pair], first: Sequence[float], second: Sequence[float], due: Size | None = None
-) -> Slope:
-    """Mean and standard error of the pairwise slopes; ``due`` is the accuracy a member owes to its size."""
-    each: Floats = np.array(
-        [
-            p.weight * (b - a - (due(p.second) - due(p.first) if due else 0.0)) / (float(p.v) - float(p.u))
-            for p, a, b in zip(pairs, first, second, strict=True)
-        ]
+def slope_of(dim: Dim, pairs: Sequence[Pair], first: Sequence[float], second: Sequence[float]) -> Slope:
+    """Mean and standard error of the slopes of single pairs."""
+    single: Floats = np.array(
+        [(b - a) / (float(p.v) - float(p.u)) for p, a, b in zip(pairs, first, second, strict=True)]
     )
-    error = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else float("inf")
-    seen = tuple((p.u, p.v, a, b) for p, a, b in zip(pairs, first, second, strict=True))
-    return Slope(dim.key, float(each.mean()), error, dim.shift, seen)
+    error = float(single.std(ddof=1) / np.sqrt(len(single))) if len(single) > 1 else float("inf")
+    evidence = tuple((p.u, p.v, a, b) for p, a, b in zip(pairs, first, second, strict=True))
+    return Slope(dim.key, float(single.mean()), error, dim.shift, evidence)
+
+
+def no_slope(dim: Dim) -> Slope:
+    """The slope of a dimension without evidence."""
+    return Slope(dim.key, 0.0, 0.0, dim.shift, ())
 
 
 def estimate(
@@ -100,47 +91,28 @@ def estimate(
     pairs: int,
     seed: int,
     step: int,
-    blocks: Literal["all", "one"] = "all",
     enough: Callable[[Sequence[Slope]], bool] | None = None,
-    round_size: int = 10,
     keys: Sequence[str] | None = None,
-    size: Size | None = None,
 ) -> list[Slope]:
     """Slopes of all dimensions from up to ``pairs`` pairs each; ``enough`` may stop the rounds early.
 
-    Pair j of dimension k comes from (seed, step, k, j), so fewer rounds use a prefix of the same pairs. A dimension
-    with one choice has slope zero, as there is no evidence to move it by; so has one not among ``keys``. With
-    ``size`` the slopes are of what accuracy is beyond a least-squares line over the logarithm of the size.
+    Pair j of dimension k is a function of (seed, step, k, j), so fewer rounds use a prefix of the same pairs. A
+    dimension with one choice, or not among ``keys``, has slope zero.
     """
-    asked = space.keys if keys is None else keys
-    drawn: dict[str, list[Pair]] = {d.key: [] for d in space.dims if len(d.choices) > 1 and d.key in asked}
-    slopes: list[Slope] = []
+    wanted = space.keys if keys is None else keys
+    drawn: dict[str, list[Pair]] = {d.key: [] for d in space.dims if len(d.choices) > 1 and d.key in wanted}
     while True:
         have = min((len(p) for p in drawn.values()), default=pairs)
-        want = min(pairs, have + round_size) if enough else pairs
+        target = min(pairs, have + ROUND) if enough else pairs
         for k, dim in enumerate(space.dims):
             if dim.key in drawn:
-                more = range(len(drawn[dim.key]), want)
-                drawn[dim.key] += [draw_pair(space, dim, generator(seed, "pair", step, k, j), blocks) for j in more]
-        flat = [arch for ps in drawn.values() for p in ps for arch in (p.first, p.second)]
-        answers = accuracies(flat)
-        rate = per_log_size(flat, answers, size) if size else 0.0
-        scores, due = iter(answers), (lambda a, r=rate: r * math.log(size(a))) if size else None
+                more = range(len(drawn[dim.key]), target)
+                drawn[dim.key] += [draw_pair(space, dim, generator(seed, "pair", step, k, j)) for j in more]
+        answers = iter(accuracies([arch for ps in drawn.values() for p in ps for arch in (p.first, p.second)]))
         slopes = []
         for dim in space.dims:
-            sides = [(next(scores), next(scores)) for _ in drawn.get(dim.key, [])]
-            if sides:
-                found = slope_of(dim, drawn[dim.key], [a for a, _ in sides], [b for _, b in sides], due)
-                slopes.append(replace(found, per_log_size=rate))
-            else:
-                slopes.append(Slope(dim.key, 0.0, 0.0, dim.shift, ()))
-        if want >= pairs or enough is None or enough(slopes):
+            sides = [(next(answers), next(answers)) for _ in drawn.get(dim.key, [])]
+            first, second = [a for a, _ in sides], [b for _, b in sides]
+            slopes.append(slope_of(dim, drawn[dim.key], first, second) if sides else no_slope(dim))
+        if target >= pairs or enough is None or enough(slopes):
             return slopes
-
-
-def per_log_size(archs: Sequence[Arch], answers: Sequence[float], size: Size) -> float:
-    """Points that a size e times as large gives, by least squares over the members asked for; 0 where all are alike."""
-    x: Floats = np.log([size(a) for a in archs])
-    away = x - x.mean()
-    spread = float(away @ away)
-    return float(away @ np.asarray(answers)) / spread if spread > 0 else 0.0
