@@ -54,8 +54,6 @@ class Countdown:
         self.trials, self.generation = (*self.trials, *trials), self.generation + 1
 
 
-def test_loop_asks_evaluates_tells_and_reports():
-    log = []
-    trials = run_search(Countdown(), lambda asked, g: [(asked, g)], lambda g, t: log.append((g, t)))
+def test_loop_asks_evaluates_and_tells():
+    trials = run_search(Countdown(), lambda asked, g: [(asked, g)])
     assert trials == [([A], 0), ([A], 1), ([A], 2)]
-    assert log == [(g, [([A], g)]) for g in range(3)]

@@ -7,10 +7,10 @@ import pytest
 
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
-from tailorvit.search import Nsga2Settings, run_search
-from tailorvit.search.nsga2 import Nsga2
+from tailorvit.search import run_search
+from tailorvit.search.nsga2 import Nsga2, Nsga2Settings
 from tailorvit.search.pareto import non_dominated
-from tailorvit.search.synthetic import Synthetic
+from tailorvit.testing.synthetic import Synthetic
 
 SPACE = named_space("vit-8px")
 PROBLEM = Synthetic(SPACE, {"embed": 56, "heads": 4, "depth": 5, "mlp": 3}, {"embed": 3})
@@ -52,7 +52,8 @@ def test_further_costs_come_from_the_trials():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [({"population": 1}, "'population' must be at least 2"), ({"p_cross": 2.0}, "'p_cross'")]
+    ("change", "words"),
+    [({"population": 1}, "'population' must be at least 2"), ({"generations": -1}, "'generations' must be at least 0")],
 )
 def test_bad_settings_are_named(change, words):
     with pytest.raises(TailorError, match=words):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailorvit.search.pareto import crowding, hypervolume, non_dominated, ranks
+from tailorvit.search.pareto import hypervolume, non_dominated
 
 points = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=25)
 
@@ -17,17 +17,12 @@ def dominates(a, b) -> bool:
 def test_known_front():
     p = [(1, 5), (2, 2), (3, 1), (3, 3), (2, 2), (6, 6)]
     assert non_dominated(p).tolist() == [True, True, True, False, True, False]
-    assert ranks(p).tolist() == [0, 0, 0, 1, 0, 2]
 
 
 @settings(max_examples=100, deadline=None)
 @given(points)
-def test_front_and_ranks_match_the_definition(p):
+def test_the_front_matches_the_definition(p):
     assert non_dominated(p).tolist() == [not any(dominates(b, a) for b in p) for a in p]
-    rank = ranks(p)
-    for a, r in zip(p, rank):
-        above = [q for b, q in zip(p, rank) if dominates(b, a)]
-        assert r == (max(above) + 1 if above else 0)
 
 
 @settings(max_examples=100, deadline=None)
@@ -43,13 +38,6 @@ def test_hypervolume_of_fractions_and_outsiders():
     assert hypervolume([], (1, 1)) == 0
 
 
-def test_crowding():
-    assert crowding([(0, 4), (1, 2), (3, 1), (4, 0)]).tolist() == [np.inf, 0.75 + 0.75, 0.75 + 0.5, np.inf]
-    assert crowding([(1, 1)]).tolist() == [np.inf]
-    assert crowding([(1, 1), (1, 1), (1, 1)])[1] == 0
-    assert crowding([]).tolist() == []
-
-
 def test_other_numbers_of_columns():
     cube = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0], [1, 1, 1]])
     assert non_dominated(cube).tolist() == [True, True, True, False]
@@ -61,7 +49,7 @@ def test_rejects_nan_and_flat_arrays():
     with pytest.raises(ValueError, match="NaN"):
         non_dominated([(1.0, float("nan"))])
     with pytest.raises(ValueError, match="rows"):
-        ranks([1.0, 2.0])
+        non_dominated([1.0, 2.0])
 
 
 def test_agrees_with_pymoo():
@@ -70,5 +58,5 @@ def test_agrees_with_pymoo():
 
     p = np.random.default_rng(0).random((60, 2))
     assert hypervolume(p, (0.9, 0.8)) == pytest.approx(float(HV(ref_point=np.array([0.9, 0.8]))(p)))
-    _, theirs = NonDominatedSorting().do(p, return_rank=True)
-    assert ranks(p).tolist() == list(theirs)
+    front = NonDominatedSorting().do(p, only_non_dominated_front=True)
+    assert set(non_dominated(p).nonzero()[0]) == set(front)

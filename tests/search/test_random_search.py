@@ -6,9 +6,9 @@ import pytest
 
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
-from tailorvit.search import RandomSettings, run_search
-from tailorvit.search.random_search import RandomSearch
-from tailorvit.search.synthetic import Synthetic
+from tailorvit.search import run_search
+from tailorvit.search.random_search import RandomSearch, RandomSettings
+from tailorvit.testing.synthetic import Synthetic
 
 SPACE = named_space("vit-32px")
 PROBLEM = Synthetic(SPACE, {"embed": 128})

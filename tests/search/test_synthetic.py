@@ -11,7 +11,7 @@ from tailorvit.families import named_space
 from tailorvit.families.vit_named import vit_arch
 from tailorvit.rng import generator
 from tailorvit.search import Candidate
-from tailorvit.search.synthetic import Synthetic
+from tailorvit.testing.synthetic import Synthetic
 
 SPACE = named_space("vit-8px")
 OPTIMUM = {"depth": 4, "mlp": 2.5, "heads": 3, "embed": 48}

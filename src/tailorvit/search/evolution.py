@@ -6,104 +6,72 @@ limits; a space that has no more to offer ends the search early.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from tailorvit.arch import Arch
-from tailorvit.errors import TailorError, unknown
-from tailorvit.search.base import Candidate, Trial, merit
-from tailorvit.search.draw import Legal, draw, first_draw
-from tailorvit.search.memory import Memory
+from tailorvit.errors import TailorError
+from tailorvit.search.base import Candidate, GenerationSearcher, Legal, SearchMethod, Trial, draw, first_draw, merit
 from tailorvit.space import Space
 
-FITTED = "fitted"  # a pre-filter that learns from the first population of its own search
-FEWEST = 8  # accuracies a predictor is fitted on
+
+@dataclass(frozen=True)
+class Rules:
+    """Probabilities of a mutation, and how children come about."""
+
+    p_depth: float = 0.2
+    p_global: float = 0.2
+    p_block: float = 0.4
+    redraw_same: bool = False  # a redraw may return the old value
+    per_gene: bool = False  # cross and redraw a block's values one by one instead of together
+    elitist: bool = True  # parents from all generations; otherwise from the last one only
+
+
+PRESETS: Mapping[str, Rules] = {
+    "fixed": Rules(),  # the papers' text, with parents from all generations
+    "paper": Rules(elitist=False),  # the literal listing: parents are the best of the last generation
+    "official": Rules(p_depth=0.4, p_global=0.4, p_block=0.2, per_gene=True, redraw_same=True),  # the released code
+}
 
 
 @dataclass(frozen=True)
 class EvolutionSettings:
-    """Sizes and probabilities; the papers' text, with parents from all generations."""
+    """Sizes of a generation, and whose rules children are made by."""
 
     population: int = 50
     parents: int = 10
     generations: int = 20
     crossover: int = 25
     mutation: int = 25
-    p_depth: float = 0.2
-    p_global: float = 0.2
-    p_block: float = 0.4
-    redraw_same: bool = False  # a redraw may draw the old value again, as the released code's does
-    per_gene: bool = False  # cross and redraw a block's values one by one instead of together
-    elitist: bool = True  # parents from all generations; otherwise from the last one only
-    prefilter: str = ""  # a proxy, or "fitted", that looks at children before they are evaluated; none where empty
-    ask: int = 4  # with a pre-filter: children bred for each one that is evaluated
+    preset: Literal["fixed", "paper", "official"] = "fixed"
 
     def __post_init__(self) -> None:
         least = {"population": 1, "parents": 1, "generations": 0, "crossover": 0, "mutation": 0}
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise TailorError(f"The evolution's '{name}' must be at least {low}, not {getattr(self, name)}.")
-        for name in ("p_depth", "p_global", "p_block"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise TailorError(f"The evolution's '{name}' must lie in 0..1, not {getattr(self, name)}.")
-        if self.prefilter:
-            self._check_filter()
         if self.crossover + self.mutation > self.population:
             raise TailorError(
                 f"Crossover {self.crossover} and mutation {self.mutation} make more children "
                 f"than the population {self.population}."
             )
 
-    def _check_filter(self) -> None:
-        from tailorvit.proxies import PROXIES
 
-        if self.prefilter not in (*PROXIES, FITTED):
-            raise unknown("search.prefilter", self.prefilter, (*PROXIES, FITTED))
-        if self.prefilter == FITTED and self.population < FEWEST:
-            raise TailorError(
-                f"search.prefilter '{FITTED}' learns from the first population, which needs at least {FEWEST} members, "
-                f"not {self.population}."
-            )
-        if self.prefilter != FITTED and PROXIES[self.prefilter].together is not None:
-            raise TailorError(
-                f"search.prefilter '{self.prefilter}' ranks candidates within one set, so its answers of different "
-                "generations cannot be compared; name a score that stands by itself, such as predictor."
-            )
-        if self.ask < 2:
-            raise TailorError(f"search.ask must be at least 2 for a pre-filter to choose from, not {self.ask}.")
-
-
-Liking = Callable[[Sequence[Arch]], list[float]]  # larger is better
-
-PRESETS: Mapping[str, EvolutionSettings] = {
-    "fixed": EvolutionSettings(),
-    "paper": EvolutionSettings(elitist=False),  # the literal listing: parents are the best of the last generation
-    # The released code.
-    "official": EvolutionSettings(p_depth=0.4, p_global=0.4, p_block=0.2, per_gene=True, redraw_same=True),
-}
-
-
-class Evolution(Memory):
+class Evolution(GenerationSearcher):
     """Keep the best, cross and mutate them, fill up at random."""
 
-    def __init__(
-        self,
-        space: Space,
-        legal: Legal,
-        seed: int,
-        settings: EvolutionSettings | None = None,
-        liking: Liking | None = None,
-    ) -> None:
+    def __init__(self, space: Space, legal: Legal, seed: int, settings: EvolutionSettings | None = None) -> None:
         super().__init__(space, legal, seed)
-        self.liking = liking  # a function of the architecture alone, or a restored searcher would go elsewhere
         self.settings = settings or EvolutionSettings()
+        self.rules = PRESETS[self.settings.preset]
 
     def parents(self) -> list[Trial]:
         """The best K so far, or of the last generation."""
-        pool = self.trials if self.settings.elitist else self._told[-1]
-        return sorted(pool, key=merit)[: self.settings.parents]
+        trials = self.trials if self.rules.elitist else self._generations[-1]
+        return sorted(trials, key=merit)[: self.settings.parents]
 
     def propose(self) -> list[Candidate]:
         """The first population, then children of the best."""
@@ -113,36 +81,37 @@ class Evolution(Memory):
         if self.generation > s.generations:
             return []
         best = [t.arch for t in self.parents()]
-        born: dict[Arch, Candidate] = {}
-        self._breed(born, s.crossover, lambda: self._cross(best, rng))
-        self._breed(born, s.mutation, lambda: self._mutate(best, rng))
-        rest = draw(self.space, self.legal, rng, s.population - len(born), self._seen.keys() | born.keys())
-        return [*born.values(), *(Candidate(a) for a in rest)]
+        children: dict[Arch, Candidate] = {}
+        self._breed(children, s.crossover, lambda: self._cross(best, rng))
+        self._breed(children, s.mutation, lambda: self._mutate(best, rng))
+        rest = draw(self.space, self.legal, rng, s.population - len(children), self._seen.keys() | children.keys())
+        return [*children.values(), *(Candidate(a) for a in rest)]
 
-    def _breed(self, born: dict[Arch, Candidate], n: int, make: Callable[[], Candidate]) -> None:
-        """Add up to n children that are new and legal, from at most ten times as many tries.
-
-        With a pre-filter several times as many are bred and the n it likes best are added, in the order of their birth.
-        """
-        many = n * (self.settings.ask if self.liking is not None else 1)
-        bred: dict[Arch, Candidate] = {}
-        for _ in range(10 * many):
-            if len(bred) == many:
+    def _breed(self, children: dict[Arch, Candidate], n: int, make: Callable[[], Candidate]) -> None:
+        """Add up to n children that are new and legal, from at most ten times as many tries."""
+        wanted = len(children) + n
+        for _ in range(10 * n):
+            if len(children) == wanted:
                 break
             child = make()
-            if child.arch not in born and child.arch not in bred and self.fresh(child.arch):
-                bred[child.arch] = child
-        if self.liking is not None and len(bred) > n:
-            liked = dict(zip(bred, self.liking(list(bred)), strict=True))
-            best = set(sorted(bred, key=lambda a: -liked[a])[:n])
-            bred = {arch: child for arch, child in bred.items() if arch in best}
-        born.update(bred)
+            if child.arch not in children and self.fresh(child.arch):
+                children[child.arch] = child
 
     def _cross(self, best: list[Arch], rng: np.random.Generator) -> Candidate:
         a, b = (best[i] for i in rng.choice(len(best), 2, replace=len(best) < 2))
-        return Candidate(self.space.cross(a, b, rng, self.settings.per_gene), "cross", (a, b))
+        return Candidate(self.space.cross(a, b, rng, self.rules.per_gene), "cross", (a, b))
 
     def _mutate(self, best: list[Arch], rng: np.random.Generator) -> Candidate:
-        s, parent = self.settings, best[int(rng.integers(len(best)))]
-        child = self.space.mutate(parent, rng, s.p_depth, s.p_global, s.p_block, s.per_gene, s.redraw_same)
+        r, parent = self.rules, best[int(rng.integers(len(best)))]
+        child = self.space.mutate(parent, rng, r.p_depth, r.p_global, r.p_block, r.per_gene, r.redraw_same)
         return Candidate(child, "mutate", (parent,))
+
+
+EVOLUTION = SearchMethod(
+    "evolution",
+    "cross and mutate the best (AutoFormer, S3, S4)",
+    Evolution,
+    EvolutionSettings,
+    "best",
+    {"population": 6, "parents": 3, "generations": 2, "crossover": 2, "mutation": 2},
+)

@@ -1,4 +1,4 @@
-"""NSGA-II for accuracy against a cost: pymoo selects and keeps, our own operators draw, cross and mutate."""
+"""NSGA-II for accuracy against a cost: pymoo selects, our own operators draw, cross and mutate."""
 
 from __future__ import annotations
 
@@ -11,52 +11,46 @@ import numpy as np
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.rng import derive
-from tailorvit.search.base import Candidate, Trial
-from tailorvit.search.draw import Legal, draw, first_draw
-from tailorvit.search.memory import Memory
+from tailorvit.search.base import Candidate, GenerationSearcher, Legal, SearchMethod, Trial, draw, first_draw
 from tailorvit.space import Space
+
+
+P_CROSS = 0.9
+P_DEPTH, P_GLOBAL, P_BLOCK = 0.2, 0.2, 0.1  # of a mutation: gentler than evolution's, because it follows a cross
 
 
 @dataclass(frozen=True)
 class Nsga2Settings:
-    """Sizes, the cost to minimise, and the mutation's probabilities (gentler than evolution's: it follows a cross)."""
+    """Sizes, and the cost to minimise."""
 
     population: int = 50
     generations: int = 20
     cost: str = "params"  # params, macs, or the name of a further cost the trials carry
-    p_cross: float = 0.9
-    p_depth: float = 0.2
-    p_global: float = 0.2
-    p_block: float = 0.1
-    per_gene: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("population", 2), ("generations", 0)):
             if getattr(self, name) < low:
                 raise TailorError(f"NSGA-II's '{name}' must be at least {low}, not {getattr(self, name)}.")
-        for name in ("p_cross", "p_depth", "p_global", "p_block"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise TailorError(f"NSGA-II's '{name}' must lie in 0..1, not {getattr(self, name)}.")
 
 
-class Nsga2(Memory):
+class Nsga2(GenerationSearcher):
     """Finds a whole front of networks, from small to accurate."""
 
     def __init__(self, space: Space, legal: Legal, seed: int, settings: Nsga2Settings | None = None) -> None:
         super().__init__(space, legal, seed)
         self.settings = settings or Nsga2Settings()
-        self._born: dict[Arch, Candidate] = {}  # where the children of this generation come from
+        self._children: dict[Arch, Candidate] = {}  # where the children of this generation come from
         self._algorithm = _algorithm(self)
 
     def propose(self) -> list[Candidate]:
-        """The first population, then children; random members where mating finds too few new ones."""
+        """The first population, then children; random architectures where mating finds too few new ones."""
         if self.generation > self.settings.generations:
             return []
-        self._born = {}
+        self._children = {}
         self._algorithm.random_state = self.rng("ask")
         infills = self._algorithm.ask()
         archs = [] if infills is None else [row[0] for row in infills.get("X")]
-        asked = [self._born.get(a, Candidate(a)) for a in archs]
+        asked = [self._children.get(a, Candidate(a)) for a in archs]
         if self.generation > 0:
             missing = self.settings.population - len(asked)
             rest = draw(self.space, self.legal, self.rng("fill"), missing, self._seen.keys() | set(archs))
@@ -83,17 +77,16 @@ class Nsga2(Memory):
 
     def cross(self, a: Arch, b: Arch, rng: np.random.Generator) -> Arch:
         """One child of two parents, remembered as such."""
-        child = self.space.cross(a, b, rng, self.settings.per_gene)
-        self._born[child] = Candidate(child, "cross", (a, b))
+        child = self.space.cross(a, b, rng)
+        self._children[child] = Candidate(child, "cross", (a, b))
         return child
 
     def mutate(self, arch: Arch, rng: np.random.Generator) -> Arch:
         """A mutant, with the parents of what it was mutated from."""
-        s = self.settings
-        mutant = self.space.mutate(arch, rng, s.p_depth, s.p_global, s.p_block, s.per_gene)
+        mutant = self.space.mutate(arch, rng, P_DEPTH, P_GLOBAL, P_BLOCK)
         if mutant != arch:
-            parents = self._born[arch].parents if arch in self._born else (arch,)
-            self._born[mutant] = Candidate(mutant, "mutate", parents)
+            parents = self._children[arch].parents if arch in self._children else (arch,)
+            self._children[mutant] = Candidate(mutant, "mutate", parents)
         return mutant
 
 
@@ -108,7 +101,7 @@ def _column(archs: Sequence[Arch]) -> np.ndarray[Any, np.dtype[np.object_]]:
 def _algorithm(searcher: Nsga2) -> Any:
     """pymoo's NSGA-II over one object variable, with the searcher's operators."""
     try:
-        from pymoo.algorithms.moo.nsga2 import NSGA2
+        from pymoo.algorithms.moo.nsga2 import NSGA2 as PymooNsga2
         from pymoo.core.crossover import Crossover
         from pymoo.core.duplicate import DuplicateElimination
         from pymoo.core.mutation import Mutation
@@ -141,10 +134,10 @@ def _algorithm(searcher: Nsga2) -> Any:
                 taken.add(arch)
             return is_duplicate
 
-    algorithm = NSGA2(
+    algorithm = PymooNsga2(
         pop_size=searcher.settings.population,
         sampling=Draw(),
-        crossover=Cross(2, 1, prob=searcher.settings.p_cross),
+        crossover=Cross(2, 1, prob=P_CROSS),
         mutation=Mutate(),
         eliminate_duplicates=Fresh(),
         output=None,
@@ -152,3 +145,13 @@ def _algorithm(searcher: Nsga2) -> Any:
     # Termination is ours: so many generations, or nothing left to ask.
     algorithm.setup(Problem(n_var=1, n_obj=2), termination=NoTermination(), seed=derive(searcher.seed, "pymoo") % 2**32)
     return algorithm
+
+
+NSGA2 = SearchMethod(
+    "nsga2",
+    "a front of accuracy against a cost (NSGA-II)",
+    Nsga2,
+    Nsga2Settings,
+    "front",
+    {"population": 6, "generations": 2},
+)

@@ -24,31 +24,6 @@ def non_dominated(points: ArrayLike) -> NDArray[np.bool_]:
     return mask
 
 
-def ranks(points: ArrayLike) -> NDArray[np.int64]:
-    """0 for the front, 1 for the front of the rest, and so on."""
-    p = _points(points)
-    rank = np.full(len(p), -1, dtype=np.int64)
-    left, level = np.arange(len(p)), 0
-    while len(left):
-        front = non_dominated(p[left])
-        rank[left[front]] = level
-        left, level = left[~front], level + 1
-    return rank
-
-
-def crowding(points: ArrayLike) -> NDArray[np.float64]:
-    """NSGA-II's crowding distance within one front: infinite at the ends of every column, larger where it is empty."""
-    p = _points(points)
-    distance = np.zeros(len(p))
-    for column in p.T:
-        order = np.argsort(column, kind="stable")
-        distance[order[[0, -1]]] = np.inf
-        span = column[order[-1]] - column[order[0]]
-        if span > 0:
-            distance[order[1:-1]] += (column[order[2:]] - column[order[:-2]]) / span
-    return distance
-
-
 def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:
     """The exact area two-column points dominate below the reference; points beyond it add nothing."""
     p, ref = _points(points), np.asarray(reference, dtype=np.float64)

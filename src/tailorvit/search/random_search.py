@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tailorvit.errors import TailorError
-from tailorvit.search.base import Candidate
-from tailorvit.search.draw import Legal, draw, first_draw
-from tailorvit.search.memory import Memory
+from tailorvit.search.base import Candidate, GenerationSearcher, Legal, SearchMethod, draw, first_draw
 from tailorvit.space import Space
 
 
@@ -24,8 +22,8 @@ class RandomSettings:
                 raise TailorError(f"The random search's '{name}' must be at least 1, not {getattr(self, name)}.")
 
 
-class RandomSearch(Memory):
-    """The baseline every searcher has to beat."""
+class RandomSearch(GenerationSearcher):
+    """What every other searcher has to beat."""
 
     def __init__(self, space: Space, legal: Legal, seed: int, settings: RandomSettings | None = None) -> None:
         super().__init__(space, legal, seed)
@@ -37,3 +35,13 @@ class RandomSearch(Memory):
         if self.generation == 0:
             return [Candidate(a) for a in first_draw(self.space, self.legal, self.rng(), n)]
         return [Candidate(a) for a in draw(self.space, self.legal, self.rng(), n, self._seen)]
+
+
+RANDOM = SearchMethod(
+    "random",
+    "different random networks, the control for other searchers",
+    RandomSearch,
+    RandomSettings,
+    "best",
+    {"budget": 8, "batch": 4},
+)
