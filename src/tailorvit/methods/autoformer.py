@@ -1,19 +1,28 @@
-"""AutoFormer: one supernet in a fixed space, a search under the limits, inherited or retrained weights."""
+"""AutoFormer and BigNAS: one supernet in a fixed space, a search under the limits, inherited or retrained weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tailorvit.methods import Method
 from tailorvit.methods.finish import finish
-from tailorvit.methods.s4 import RunBook
-from tailorvit.methods.session import Session
+from tailorvit.methods.session import Session, SpaceRecord
 
 
 def autoformer(session: Session) -> dict[str, Any]:
-    """Run AutoFormer end to end."""
-    RunBook(session).space(0, session.space, False)
-    net = session.supernet(session.space, 0)
-    net.model()  # trained here, so that its time is not counted as the search's
-    net.spread(0)
-    trials = session.search(session.space, lambda candidates, generation: net.score("search", candidates, generation))
-    return finish(session, trials, net)
+    """Run AutoFormer end to end.
+
+    BigNAS is the same procedure. What makes it BigNAS is the training: the sandwich rule with in-place distillation,
+    and weights used as they are. ``config.METHOD_DEFAULTS`` puts that into the recipe.
+    """
+    SpaceRecord(session).space_reached(0, session.space)
+    supernet = session.supernet(session.space, 0)
+    return finish(session, supernet.search(0), supernet)
+
+
+AUTOFORMER = Method(
+    "autoformer", "one supernet in a fixed space, then a search under the limit (AutoFormer)", autoformer
+)
+BIGNAS = Method(
+    "bignas", "a sandwich supernet that teaches its own sub-networks, searched and used as it is (BigNAS)", autoformer
+)

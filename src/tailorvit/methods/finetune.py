@@ -1,35 +1,276 @@
-"""Finetune: a finished network at another resolution, for other classes, trained on from its weights."""
+"""Finetune: train a finished network on, for other images, other classes or another resolution.
+
+Holds the papers' settings (PRESETS), the starting network with what it becomes for the data, and the method itself.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from tailorvit.methods.finish import finish
-from tailorvit.methods.session import Session
-from tailorvit.methods.start import Start, earlier_splits, open_start
+import torch
+
+from tailorvit.arch import Arch
+from tailorvit.data import Data
+from tailorvit.errors import TailorError, unknown
+from tailorvit.export import Network, load
+from tailorvit.export.network import WEIGHTS, network_folder
+from tailorvit.families import family
+from tailorvit.families.base import around
+from tailorvit.methods import Method
+from tailorvit.families.network import PlainNetwork
+from tailorvit.families.resize import Windows, require_size, resized, resized_settings
+from tailorvit.families.windows.plain import Sides
+from tailorvit.rng import seed_everything
+from tailorvit.runs import Run
+from tailorvit.runs.atomic import write_bytes
 from tailorvit.search import Candidate
+from tailorvit.space import Space
 from tailorvit.train import accuracy
+
+if TYPE_CHECKING:
+    from tailorvit.config import Config
+    from tailorvit.methods.session import Session
+
+COPY = "start"  # folder in the run that holds the starting network; a resumed run needs no other
+
+
+@dataclass(frozen=True)
+class StartSettings:
+    """[start]: the weights a run starts from."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
+
+    network: str = ""  # method finetune: folder of a finished run, or one that holds network.json
+    windows: Literal["scale", "keep"] = "scale"  # at another image size: windows grow with the image, or stay
+    supernet: str = ""  # methods autoformer, bignas, hat: a released supernet's file, searched without training
+
+
+# -- presets ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One way to fine-tune: training settings, and the image size where the paper names one."""
+
+    name: str
+    summary: str
+    source: str
+    train: Mapping[str, Any]
+    image_size: int | None = None
+
+    def recipe(self) -> dict[str, Any]:
+        """The part of a recipe it stands for."""
+        size = {} if self.image_size is None else {"data": {"image_size": self.image_size}}
+        return {"train": dict(self.train), **size}
+
+
+# The released code neither clips nor warms up here; what no paper states (augmentation of the transfers, SGD's
+# schedule) is AutoFormer's supernet recipe or our choice, and docs/transfer.md says which.
+_PAPERS: Mapping[str, Any] = {"warmup": 0.0, "clip": 0.0, "augment": "standard"}
+_SGD = {**_PAPERS, "optimizer": "sgd", "lr": 1e-2, "min_lr": 0.0, "batch": 64, "weight_decay": 1e-8}
+_ADAM = {**_PAPERS, "lr": 5e-4, "min_lr": 1e-6, "batch": 64, "weight_decay": 1e-8}
+_AUTOFORMER = "AutoFormer (ICCV 2021)"
+
+PRESETS: Mapping[str, Preset] = {
+    p.name: p
+    for p in (
+        Preset(
+            "default",
+            "AdamW 1e-4, 30 epochs: for your own photos",
+            "ours",
+            {"epochs": 30, "batch": 64, "lr": 1e-4, "min_lr": 1e-6, "warmup": 1.0, "drop_path": 0.1},
+        ),
+        Preset(
+            "autoformer-384",
+            "from 224 to 384 px: AdamW 1e-6, 30 epochs",
+            _AUTOFORMER,
+            {**_PAPERS, "epochs": 30, "batch": 64, "lr": 1e-6, "min_lr": 1e-7, "weight_decay": 0.05, "drop_path": 0.1},
+            384,
+        ),
+        Preset(
+            "s3-384",
+            "from 224 to 384 px with windows that grow: AdamW at a constant 1e-5, 10 epochs",
+            "S3 (NeurIPS 2021)",
+            {**_PAPERS, "epochs": 10, "lr": 1e-5, "schedule": "constant", "weight_decay": 1e-8, "drop_path": 0.2},
+            384,
+        ),
+        Preset(
+            "cifar",
+            "CIFAR-10 and CIFAR-100 at 224 px: SGD 1e-2, 1000 epochs",
+            _AUTOFORMER,
+            _SGD | {"epochs": 1000},
+            224,
+        ),
+        Preset("cars", "Stanford Cars at 384 px: SGD 1e-2, 1000 epochs", _AUTOFORMER, _SGD | {"epochs": 1000}, 384),
+        Preset("flowers", "Flowers-102 at 384 px: AdamW 5e-4, 1000 epochs", _AUTOFORMER, _ADAM | {"epochs": 1000}, 384),
+        Preset("pets", "Oxford Pets at 384 px: AdamW 5e-4, 1000 epochs", _AUTOFORMER, _ADAM | {"epochs": 1000}, 384),
+    )
+}
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+# -- the starting network ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartingNetwork:
+    """The finished network a fine-tuning starts from, and what it becomes for other data."""
+
+    network: Network
+    windows: Windows
+    checksum: str  # of its files
+
+    @property
+    def model(self) -> PlainNetwork:
+        """The plain network."""
+        return cast(PlainNetwork, self.network.model)
+
+    @property
+    def size(self) -> Sides:
+        """The image size it was trained at."""
+        high, wide = self.model.settings["image_size"]
+        return int(high), int(wide)
+
+    def same_classes(self, data: Data) -> bool:
+        """Whether it has the same classes in the same order: then its head stays."""
+        return self.network.card.classes == tuple(data.classes)
+
+    def _resize_arguments(self, data: Data) -> tuple[Sides, int | None, int, Windows]:
+        high, wide = data.image_size
+        return (high, wide), None if self.same_classes(data) else len(data.classes), data.channels, self.windows
+
+    def target(self, data: Data) -> tuple[Arch, dict[str, Any]]:
+        """The architecture and the shared settings of the network for this data."""
+        card = self.network.card
+        settings = resized_settings(self.model, *self._resize_arguments(data))
+        shared = {"image_size": tuple(data.image_size), "classes": len(data.classes), "channels": data.channels}
+        arch, fixed = card.arch, {**card.fixed, **shared}
+        if arch.family == "swin":
+            fixed["window"] = settings["stages"][0]["window"][0]
+        elif arch.family == "windowed":
+            stages = settings["stages"]
+            arch = arch.replace(**{f"window.{i}": tuple(stage["window"]) for i, stage in enumerate(stages, 1)})
+        elif arch.family == "shunted":
+            fixed["reduce"] = tuple(settings["reduce"])
+        record = family(arch.family)
+        with torch.device("meta"):
+            built = cast(PlainNetwork, record.build(record.frame(fixed), arch))
+        if built.settings != settings:
+            differ = next(k for k in settings if built.settings.get(k) != settings[k])
+            raise TailorError(
+                f"The starting network is not the {arch.family} its card describes: '{differ}' is {settings[differ]}."
+            )
+        return arch, fixed
+
+    def space(self, data: Data) -> tuple[Arch, Space]:
+        """The architecture, and the space that holds it alone."""
+        arch, fixed = self.target(data)
+        return arch, Space(arch.family, around(arch), tuple(sorted(fixed.items())))
+
+    def resized(self, data: Data, seed: int, drop_path: float = 0.0) -> PlainNetwork:
+        """The network for this data before it is tuned; a new head is a function of the seed."""
+        seed_everything(seed, "init", "head")
+        return resized(self.model, *self._resize_arguments(data), drop_path)
+
+    def normalise(self, data: Data) -> None:
+        """Normalise images as the network has always seen them, not by this data's own statistics."""
+        mean, std = (tuple(map(float, self.network.card.preprocessing[k])) for k in ("mean", "std"))
+        if len(mean) != data.channels:  # grey to colour or back, as the filters are
+            mean, std = (
+                (sum(values) / len(values),) if data.channels == 1 else values * data.channels for values in (mean, std)
+            )
+        data.mean, data.std = mean, std
+
+
+def read_start(config: Config, run: Path | None = None) -> StartingNetwork | None:
+    """The starting network of method finetune: the run's own copy where there is one; None for other methods."""
+    if config.method != "finetune":
+        return None
+    if not config.start.network:
+        raise TailorError(
+            "Method 'finetune' needs start.network, the folder of a finished run; `tailorvit finetune RUN` sets it."
+        )
+    copied = run is not None and all((run / COPY / n).is_file() for n in ("network.json", WEIGHTS[0]))
+    folder = network_folder(run / COPY if run is not None and copied else Path(config.start.network).expanduser())
+    start = StartingNetwork(load(folder), config.start.windows, _checksum(_files(folder)))
+    size = config.data.image_size
+    require_size(start.model, start.size if size is None else (size, size) if isinstance(size, int) else size)
+    return start
+
+
+def copy_start(start: StartingNetwork | None, config: Config, run: Run) -> None:
+    """Copy the starting network into the run, once; refuse another one than the run began with."""
+    if start is None:
+        return
+    begun = run.info.get("start", {}).get("sha256")
+    if begun != start.checksum:
+        raise TailorError(
+            f"The starting network of this run has changed since the run began (checksum {start.checksum[:12]}, "
+            f"not {str(begun)[:12]})."
+        )
+    place = run.folder / COPY
+    if (place / "network.json").is_file():
+        return
+    files = _files(network_folder(Path(config.start.network).expanduser()))
+    place.mkdir(exist_ok=True)
+    for name in (WEIGHTS[0], "network.json"):  # the card last: it makes the copy whole
+        write_bytes(place / name, files[name])
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """The two files of a network, by the names a run gives them."""
+    weights = next((folder / n for n in WEIGHTS if (folder / n).is_file()), folder / WEIGHTS[0])
+    try:
+        return {"network.json": (folder / "network.json").read_bytes(), WEIGHTS[0]: weights.read_bytes()}
+    except OSError as error:
+        raise TailorError(f"The network in '{folder}' cannot be read: {error.strerror or error}.") from None
+
+
+def _checksum(files: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name} {len(files[name])}\n".encode() + files[name])
+    return digest.hexdigest()
+
+
+def earlier_splits(config: Config) -> dict[str, Any] | None:
+    """The splits of the run a network comes from: on the same data its test images must not have been trained on."""
+    folder = Path(config.start.network).expanduser()
+    for place in (folder, folder.parent, folder.parent.parent):  # a run, the network inside it, an export of it
+        try:
+            found = json.loads((place / "splits.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        return found if isinstance(found, dict) else None
+    return None
+
+
+# -- the method -------------------------------------------------------------------------------------------------------
 
 
 def finetune(session: Session) -> dict[str, Any]:
-    """Train the network the run starts from on the run's data."""
-    start = open_start(session.config, session.run.folder)
+    """Train the starting network on the run's data."""
+    from tailorvit.methods.finish import finish
+
+    start = session.plan.start
     assert start is not None  # the run was prepared with it
     settings, (arch, _) = session.config.final.train, start.target(session.data)
     same = start.same_classes(session.data)
-    session.tell_once("start", _opening(session, start, same))
-    earlier = earlier_splits(session.config)
-    if earlier is not None and earlier.get("fingerprint") == session.data.fingerprint:
-        session.tell_once("splits", "The splits are those of the run the network comes from, on the same images.")
-    elif same:
-        session.tell_once(
-            "warning",
-            "The starting network knows the same classes, and which images it was trained on is not known here: "
-            "some test images may be among them, and the test accuracy then says too much.",
-        )
+    session.log_once("start", _opening(session, start, same))
+    _say_splits(session, same)
     model = session.plain(arch, settings, "final", start.resized(session.data, session.seed, settings.drop_path))
-    percent = accuracy(model, session.search_batches(), session.device)
-    trial = session.trial(Candidate(arch, "given"), percent, 0)
+    trial = session.trial(Candidate(arch, "given"), session.search_accuracy(model), 0)
     # Where a full disk refused the weights, finish trains again, and must not begin with random ones.
     result = finish(session, [trial], None, start.resized(session.data, session.seed, settings.drop_path))
     facts: dict[str, Any] = {
@@ -41,17 +282,28 @@ def finetune(session: Session) -> dict[str, Any]:
     }
     if same:  # a new head has learnt nothing: its accuracy would be chance
         untuned = start.resized(session.data, session.seed).to(session.device).eval()
-        facts["search_accuracy"] = accuracy(untuned, session.search_batches(), session.device)
+        facts["search_accuracy"] = session.search_accuracy(untuned)
         facts["test_accuracy"] = accuracy(untuned, session.batches("test"), session.device)
     return {**result, "final": "finetune", "start": facts}
 
 
-def _opening(session: Session, start: Start, same: bool) -> str:
+def _opening(session: Session, start: StartingNetwork, same: bool) -> str:
     (high, wide), (new_high, new_wide) = start.size, session.data.image_size
-    size = (
-        f"stays at {high}x{wide} px"
-        if (high, wide) == (new_high, new_wide)
-        else (f"goes from {high}x{wide} to {new_high}x{new_wide} px")
-    )
-    head = "its head is kept" if same else f"a new head tells {len(session.data.classes)} classes apart"
-    return f"the starting network {size}; {head}"
+    change = f"{high}x{wide} px" if (high, wide) == (new_high, new_wide) else f"{high}x{wide} to {new_high}x{new_wide} px"
+    head = "its head is kept" if same else f"it gets a new head for {len(session.data.classes)} classes"
+    return f"Starting network: {change}; {head}."
+
+
+def _say_splits(session: Session, same: bool) -> None:
+    earlier = earlier_splits(session.config)
+    if earlier is not None and earlier.get("fingerprint") == session.data.fingerprint:
+        session.log_once("splits", "Same images as in the run of the starting network, so its splits are used.")
+    elif same:
+        session.log_once(
+            "warning",
+            "The starting network has the same classes, and the images it was trained on are not known: some test "
+            "images may be among them, and then the test accuracy is too high.",
+        )
+
+
+METHOD = Method("finetune", "train a finished network on at another resolution or for other classes", finetune)

@@ -6,74 +6,56 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailorvit.arch import Value
-from tailorvit.methods.evaluators import evaluator, finish_by_score, meter_of, scale_of, seek_facts
+from tailorvit.methods import Method
 from tailorvit.methods.finish import finish
-from tailorvit.methods.s4 import RunBook
-from tailorvit.methods.session import Session, Supernets
+from tailorvit.methods.judges import finish_by_score, judge, judge_facts, meter_of, scale_of
+from tailorvit.methods.session import S3Journal, Session, Supernets
 from tailorvit.rng import generator
-from tailorvit.seek.s3 import Book, Decision, seek
+from tailorvit.seek.s3 import Distinct, shift_space
 from tailorvit.space import Dim, Space
-
-
-class S3Book(Book):
-    """Keeps every space, fit and decision in the run folder."""
-
-    def __init__(self, session: Session) -> None:
-        self.session, self._spaces = session, RunBook(session)
-
-    def space(self, t: int, space: Space) -> None:
-        """A space was reached, or gone back to."""
-        self._spaces.space(t, space, False)
-
-    def decided(self, decision: Decision) -> None:
-        """A decision was made; told once, also when a resumed run makes it again."""
-        run = self.session.run
-        for fit in decision.slopes:
-            run.record_slope(decision.t, fit.dim, fit.to_dict())
-        run.record_decision(decision.t, decision.to_dict())
-        for text in decision.warnings:
-            self.session.tell_once("warning", text)
-        self.session.tell_once("decision", decision.sentence)
-
-
-def really(session: Session) -> Any:
-    """Which choices are the same network: a window beyond the map is cut to it, so the outlines are equal."""
-    outline, frame = session.family.outline, session.meter.counter.frame
-
-    def same(space: Space, dim: Dim) -> Sequence[Value]:
-        top, first = space.largest(), dict[str, Value]()
-        rng = generator(0, "same")  # for the blocks of a greater depth; the largest has them all
-        for v in dim.choices:
-            first.setdefault(repr(outline(frame, space.with_value(top, dim.key, v, rng))), v)
-        return [first[repr(outline(frame, space.with_value(top, dim.key, v, rng)))] for v in dim.choices]
-
-    return same
 
 
 def s3(session: Session) -> dict[str, Any]:
     """Run S3 end to end."""
     settings = session.config.s3
+    supernets = Supernets(session, settings.warm_start)
+    path = shift_space(
+        session.space,
+        meter_of(session),
+        judge(session, supernets, "et", "et"),
+        settings,
+        session.seed,
+        S3Journal(session),
+        distinct_choices(session),
+        int(getattr(session.config.search_settings(), "population", 1)),
+        scale_of(session),
+    )
+    session.meter.require_feasible(path.space)
+    facts = {"backtracks": path.backtracks, **judge_facts(session)}
+    if session.config.seek.by_score:
+        return {**finish_by_score(session, path.space), **facts}
+    if path.backtracks and session.config.seek.by_supernet:
+        # The weights come back from the folder; the sequence says how many epochs they have seen.
+        supernets = Supernets(session, settings.warm_start)
+        for t, space in enumerate(path.spaces[: path.t]):
+            supernets.at(space, t)
+    supernet = supernets.at(path.space, path.t)
+    return {**finish(session, supernet.search(path.t), supernet), **facts}
 
-    def line() -> Supernets:
-        return Supernets(session, settings.warm_start, settings.warm_share)
 
-    nets = line()
+def distinct_choices(session: Session) -> Distinct:
+    """Which choices give the same network: a window beyond the feature map is cut to it, so the outlines are equal."""
+    outline, settings = session.family.outline, session.meter.counter.frame
 
-    ask = evaluator(session, lambda: nets, "et", "et")
-    enough = int(getattr(session.config.search_settings(), "population", 1))
-    book = S3Book(session)
-    same, scale = really(session), scale_of(session)
-    found = seek(session.space, meter_of(session), ask, settings, session.seed, book, same, enough, scale)
-    session.meter.require_feasible(found.space)
-    result = finish_by_score(session, found.space)
-    if result is not None:
-        return {**result, "backtracks": found.backtracks, **seek_facts(session)}
-    if found.backtracks and session.config.seek.in_every_space:
-        nets = line()  # weights come back from the folder; the line tells how long they were trained
-        for t, space in enumerate(found.path[: found.t]):
-            nets.at(space, t)
-    net = nets.at(found.space, found.t)
-    net.model()  # trained here, so that its time is not counted as the search's
-    net.spread(found.t)
-    trials = session.search(found.space, lambda candidates, generation: net.score("search", candidates, generation))
-    return {**finish(session, trials, net), "backtracks": found.backtracks, **seek_facts(session)}
+    def distinct(space: Space, dim: Dim) -> Sequence[Value]:
+        largest, first = space.largest(), dict[str, Value]()
+        rng = generator(0, "same")  # for the blocks of a greater depth; the largest has them all
+        outlines = [repr(outline(settings, space.with_value(largest, dim.key, v, rng))) for v in dim.choices]
+        for choice, text in zip(dim.choices, outlines, strict=True):
+            first.setdefault(text, choice)
+        return [first[text] for text in outlines]
+
+    return distinct
+
+
+METHOD = Method("s3", "shift the space by the error of its subspaces, then search it (S3)", s3)

@@ -1,4 +1,4 @@
-"""A session: one run's data, space, limits and folder, and the pieces of work every method is made of.
+"""A session: one run's plan and folder, and the pieces of work every method is made of.
 
 Every piece is a named stage whose result is stored, and every evaluation is stored as a trial. So a killed run goes on
 by simply running again: finished stages answer from the folder, known trials are not evaluated twice, and a training
@@ -7,54 +7,311 @@ continues from its checkpoint. Nothing depends on what was in memory.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.config import Config
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
 from tailorvit.data import Data
 from tailorvit.data.device import room
 from tailorvit.errors import TailorError
 from tailorvit.families import family
-from tailorvit.methods.given import given_supernet
+from tailorvit.methods.released import load_released
 from tailorvit.progress import Progress
 from tailorvit.rng import derive, generator, seed_everything
 from tailorvit.runs import Run
-from tailorvit.search import Candidate, Trial, run_search, searcher
+from tailorvit.search import SEARCHERS, Candidate, Trial, run_search
 from tailorvit.search.base import Evaluate
+from tailorvit.seek import s3 as seek_s3
+from tailorvit.seek import s4 as seek_s4
 from tailorvit.seek.slopes import Accuracies
 from tailorvit.space import Space
-from tailorvit.train import RULES, Evaluator, Rule, Sink, TrainSettings, accuracy, train
+from tailorvit.train import RULES, Evaluator, Fixed, Rule, Sink, TrainSettings, accuracy, train
 from tailorvit.train.loop import inherit, shortened
 
-KEEP = 1 << 30  # bytes of a split kept as floats
+if TYPE_CHECKING:
+    from tailorvit.config import Config
+    from tailorvit.methods.finetune import StartingNetwork
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+KEPT_BYTES = 1 << 30  # a split up to this size stays in memory as floats
+WARM_SHARE = 0.5  # of the epochs: a supernet that inherits the weights of the one before it trains this long
 
 
-class RunSink(Sink):
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run consists of, checked before anything is trained."""
+
+    config: Config  # resolved: what was chosen for the user is written down
+    data: Data
+    space: Space
+    limits: Limits
+    device: str
+    start: StartingNetwork | None = None  # of method finetune
+
+
+class Session:
+    """The pieces of work: train a supernet, score sub-networks, search, train a plain network."""
+
+    def __init__(self, plan: Plan, run: Run, progress: Progress) -> None:
+        self.plan, self.run, self.progress = plan, run, progress
+        self.config, self.data, self.space = plan.config, plan.data, plan.space
+        self.limits, self.device, self.seed = plan.limits, plan.device, plan.config.seed
+        self.family = family(plan.space.family)
+        self.meter = Meter.for_space(
+            plan.space, plan.limits, device=plan.device, recall=run.measured, record=run.record_measured
+        )
+        self._search_batches: Batches | None = None
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def log(self, kind: str, text: str, **data: Any) -> None:
+        """Store an event and show it."""
+        self.run.event(kind, text, **data)
+        self.progress.say(text)
+
+    def log_once(self, kind: str, text: str, **data: Any) -> None:
+        """As :meth:`log`, but not a second time when a resumed run comes to the same point."""
+        if text not in {e["text"] for e in self.run.events(kind)}:
+            self.log(kind, text, **data)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time of a piece of work to its stage, also when it is interrupted."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.run.spend(stage, time.monotonic() - begin)
+
+    # -- data ---------------------------------------------------------------------------------------------------------
+
+    def batches(self, split: str) -> Batches:
+        """A split to go through any number of times: kept in memory where it is small, else read each time."""
+        high, wide = self.data.image_size
+        size, on_device = self.config.evaluate.batch, self.config.data.on_device
+        if 4 * self.data.counts[split] * self.data.channels * high * wide >= KEPT_BYTES:
+            return _Stream(lambda: self.data.eval_batches(split, size, self.device, on_device))
+        plain = self.data.eval_batches(split, size)  # no second copy as uint8 beside the floats
+        on_host = self.data.place(split, self.device, on_device) == "host"
+        return list(plain) if on_host else [(x.to(self.device), y) for x, y in plain]
+
+    def search_batches(self) -> Batches:
+        """The search split."""
+        if self._search_batches is None:
+            self._search_batches = self.batches("search")
+        return self._search_batches
+
+    def search_accuracy(self, model: nn.Module) -> float:
+        """Percent on the search split."""
+        return accuracy(model, self.search_batches(), self.device)
+
+    def train_batches(self, settings: TrainSettings, stage: str) -> Any:
+        """Training batches, whose order belongs to the stage's seed."""
+        seed, on_device = derive(self.seed, stage, "data") % 2**31, self.config.data.on_device
+        where = self.data.place("train", self.device, on_device)
+        if where != "host":
+            size = self.data.split_bytes("train") / 2**20
+            how = "streamed to" if where == "streamed" else "kept on"
+            limit = room(self.device) / 2**30
+            self.log_once(
+                "data", f"Training images are {how} {self.device} as bytes ({size:.0f} MiB; limit {limit:.0f} GiB)."
+            )
+        augment = self.data.augment(settings.augment)
+        return self.data.train_batches(settings.batch, seed, augment, self.device, on_device)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def fit(self, model: nn.Module, rule: Rule, settings: TrainSettings, stage: str, evaluate: Any = None) -> nn.Module:
+        """Train a network under a rule, once: a finished stage gives its weights back."""
+        if self.load_stage(model, stage):
+            return model.to(self.device).eval()
+        if self.run.result(stage) is not None:
+            self.log("warning", f"{stage}: its weights are gone, so it is trained again.")
+        with self.timed(stage):
+            batches = self.train_batches(settings, stage)
+            seed = derive(self.seed, stage, "train") % 2**31
+            with closing(StageSink(self, stage)) as sink:
+                trained = train(model, batches, rule, settings, seed, sink, evaluate, self.device)
+            # The checkpoint of a finished stage holds its weights, without the optimiser.
+            facts = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
+            self.save_stage(model, stage, facts)
+        self.run.finish(stage, facts)
+        return model
+
+    def load_stage(self, model: nn.Module, stage: str) -> bool:
+        """Load a finished stage's weights; False where there are none."""
+        checkpoint = self.run.load_checkpoint(stage)
+        if checkpoint is None or not checkpoint[1].get("done"):
+            return False
+        _load_weights(model, checkpoint[0])
+        self.run.finish(stage, checkpoint[1]["done"])
+        return True
+
+    def save_stage(self, model: nn.Module, stage: str, facts: Mapping[str, Any]) -> None:
+        """Store a finished stage's weights, with the facts it ends with."""
+        weights = {f"model/{n}": t for n, t in model.state_dict().items()}
+        self.run.save_checkpoint(stage, weights, {"done": dict(facts)})
+
+    def build(self, arch: Arch, drop_path: float = 0.0) -> nn.Module:
+        """The plain network of an architecture, freshly initialised."""
+        return self.family.build(self.family.frame(dict(self.space.fixed)), arch, drop_path)
+
+    def plain(self, arch: Arch, settings: TrainSettings, stage: str, weights: nn.Module | None = None) -> nn.Module:
+        """Train one plain network, from scratch or on from a network that has weights."""
+        seed_everything(self.seed, "init", "plain")  # found network and baseline start from the same stream
+        model = weights or self.build(arch, settings.drop_path)
+        return self.fit(model, Fixed(), settings, stage, lambda: {"search_accuracy": self.search_accuracy(model)})
+
+    def supernet(self, space: Space, t: int, before: Supernet | None = None) -> Supernet:
+        """The supernet of step t, trained when something first needs it."""
+        return Supernet(self, space, f"supernet-{t}", before)
+
+    # -- search -------------------------------------------------------------------------------------------------------
+
+    def trial(self, candidate: Candidate, percent: float, generation: int) -> Trial:
+        """A candidate with its accuracy and costs."""
+        costs = self.meter.costs(candidate.arch)
+        params, macs = int(costs.pop("params")), int(costs.pop("macs"))
+        return Trial(
+            candidate.arch, percent, params, macs, candidate.source, generation, tuple(candidate.parents), costs
+        )
+
+    def search(self, space: Space, evaluate: Evaluate, stage: str = "search") -> list[Trial]:
+        """Search a space under the limits."""
+        method, settings = SEARCHERS[self.config.searcher], self.config.search_settings()
+        with self.timed(stage):
+            searcher = method.factory(space, self.meter.fits, derive(self.seed, stage) % 2**31, settings)
+            return run_search(searcher, evaluate)
+
+
+class Supernet:
+    """A space's supernet and the accuracies of its sub-networks; trains or loads itself when a figure is missing."""
+
+    def __init__(self, session: Session, space: Space, stage: str, before: Supernet | None = None) -> None:
+        self.session, self.space, self.stage, self.before = session, space, stage, before
+        settings = session.config.train
+        self.settings = settings if before is None else shortened(settings, WARM_SHARE)
+        # As in training; on a CPU accuracies are always measured in full precision.
+        self.bf16 = settings.precision == "bf16" and torch.device(session.device).type == "cuda"
+        self.epochs: int = self.settings.epochs + (before.epochs if before else 0)  # that its weights have seen
+        self._evaluator: Evaluator | None = None
+
+    def model(self) -> nn.Module:
+        """The trained supernet."""
+        return self._ready().model
+
+    def _ready(self) -> Evaluator:
+        if self._evaluator is None:
+            session = self.session
+            seed_everything(session.seed, "init", self.stage)
+            model = load_released(session, self.space, self.stage) if session.config.start.supernet else self._train()
+            self._evaluator = self._evaluate(model)
+            self.before = None
+        return self._evaluator
+
+    def _evaluate(self, model: nn.Module) -> Evaluator:
+        return Evaluator(model, self.session.search_batches(), self.session.device, self.bf16)
+
+    def _train(self) -> nn.Module:
+        session, settings = self.session, self.settings
+        model = session.family.supernet(self.space, settings.drop_path)
+        if self.before is not None and session.run.load_checkpoint(self.stage) is None:
+            inherit(model, self.before.model())
+        evaluator = self._evaluate(model)
+        watched = {"largest": self.space.largest(), "smallest": self.space.smallest()}
+
+        def accuracies() -> dict[str, float]:
+            evaluator.known.clear()
+            return dict(zip(watched, evaluator(list(watched.values())), strict=True))
+
+        return session.fit(model, RULES[settings.rule](self.space), settings, self.stage, accuracies)
+
+    def score(self, stage: str, candidates: Sequence[Candidate], generation: int = 0) -> list[Trial]:
+        """Trials on the search split, stored under a stage; what is stored already is not evaluated again."""
+        session, run = self.session, self.session.run
+        known = {c.arch: run.accuracy(stage, c.arch) for c in candidates}
+        todo = list({c.arch: c for c in candidates if known[c.arch] is None}.values())
+        for done, candidate in enumerate(todo, 1):
+            evaluator = self._ready()
+            evaluator.known.clear()  # only the folder decides what is known
+            percent = evaluator([candidate.arch])[0]
+            known[candidate.arch] = percent
+            run.record_trials(stage, [vars(session.trial(candidate, percent, generation))])
+            session.progress.step(stage, done, len(todo), {})
+        return [session.trial(c, float(known[c.arch] or 0.0), generation) for c in candidates]
+
+    def sample_errors(self, t: int) -> None:
+        """Evaluate architectures drawn at random: the error distribution of the space, for the report."""
+        stage, count = f"edf-{t}", self.session.config.analysis.samples
+        drawn = self.space.sample_distinct(count, generator(self.session.seed, stage))
+        if any(self.session.run.accuracy(stage, arch) is None for arch in drawn):
+            self._ready()  # trained here, so that its time does not count as this stage's
+            with self.session.timed(stage):
+                self.score(stage, [Candidate(arch, "sample") for arch in drawn])
+
+    def accuracies(self, stage: str, source: str) -> Accuracies:
+        """A function that gives accuracies of architectures, stored under a stage."""
+
+        def evaluate(archs: Sequence[Arch]) -> list[float]:
+            if any(self.session.run.accuracy(stage, a) is None for a in archs):
+                self._ready()
+            with self.session.timed(stage):
+                return [t.accuracy for t in self.score(stage, [Candidate(a, source) for a in archs])]
+
+        return evaluate
+
+    def search(self, t: int) -> list[Trial]:
+        """Train, sample the errors of the space of step t, and search it."""
+        self.model()  # trained here, so that its time does not count as the search's
+        self.sample_errors(t)
+        return self.session.search(self.space, lambda candidates, n: self.score("search", candidates, n))
+
+
+class Supernets:
+    """The supernets of the steps, one in memory at a time; with ``warm_start`` each inherits from the one before."""
+
+    def __init__(self, session: Session, warm_start: bool) -> None:
+        self.session, self.warm_start = session, warm_start
+        self._newest: tuple[int, Supernet] | None = None
+
+    def at(self, space: Space, t: int) -> Supernet:
+        """The supernet of step t in its space; to be asked for in the order of the steps."""
+        if self._newest is None or self._newest[0] != t:
+            warm = self._newest if self.warm_start else None
+            before = warm[1] if warm is not None and warm[0] == t - 1 else None
+            self._newest = (t, self.session.supernet(space, t, before))
+        return self._newest[1]
+
+
+# -- what goes into the run folder ------------------------------------------------------------------------------------
+
+
+class StageSink(Sink):
     """A training's checkpoints, epochs and events, in the run folder and on the screen."""
 
     def __init__(self, session: Session, stage: str) -> None:
         self.session, self.stage = session, stage
-        self._board = session.board(stage)
+        self._board = _tensorboard(session, stage) if session.config.tensorboard else None
 
     def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Keep the state."""
+        """Write a checkpoint."""
         self.session.run.save_checkpoint(self.stage, tensors, meta)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The state kept last."""
+        """The last checkpoint."""
         return self.session.run.load_checkpoint(self.stage)
 
     def epoch(self, epoch: int, facts: Mapping[str, Any]) -> None:
-        """Into the database, and to TensorBoard when asked."""
+        """Into the database, and to TensorBoard if wanted."""
         self.session.run.record_epoch(self.stage, epoch, **facts)
         if self._board is not None:
             for name, value in facts.items():
@@ -62,7 +319,7 @@ class RunSink(Sink):
 
     def event(self, kind: str, text: str) -> None:
         """Into the log."""
-        self.session.tell(kind, f"{self.stage}: {text}")
+        self.session.log(kind, f"{self.stage}: {text}")
 
     def progress(self, step: int, total: int, facts: Mapping[str, Any]) -> None:
         """On the screen."""
@@ -74,271 +331,60 @@ class RunSink(Sink):
             self._board.close()
 
 
+def _tensorboard(session: Session, stage: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise TailorError("tensorboard = true needs the package: pip install 'tailorvit[tensorboard]'.") from None
+    return SummaryWriter(str(session.run.folder / "tensorboard" / stage))
+
+
+class SpaceRecord:
+    """Stores the spaces of a run in the order they are reached."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self._count = session, 0
+
+    def space_reached(self, t: int, space: Space, repaired: bool = False) -> None:
+        """A space was reached."""
+        facts = {"step": t, "repair": repaired, "largest": self.session.meter.largest(space)}
+        self.session.run.record_space(self._count, space, **facts, count_log10=math.log10(space.count()))
+        self._count += 1
+
+
+class S4Journal(SpaceRecord, seek_s4.Journal):
+    """Stores every space, slope and decision of S4."""
+
+    def decided(self, decision: seek_s4.Decision) -> None:
+        """A decision was made; shown once, also when a resumed run makes it a second time."""
+        _store_decision(self.session, decision)
+
+
+class S3Journal(SpaceRecord, seek_s3.Journal):
+    """Stores every space, fit and decision of S3."""
+
+    def decided(self, decision: seek_s3.Decision) -> None:
+        """A decision was made; shown once, also when a resumed run makes it a second time."""
+        for text in decision.warnings:
+            self.session.log_once("warning", text)
+        _store_decision(self.session, decision)
+
+
+def _store_decision(session: Session, decision: seek_s3.Decision | seek_s4.Decision) -> None:
+    for slope in decision.slopes:
+        session.run.record_slope(decision.t, slope.dim, slope.to_dict())
+    session.run.record_decision(decision.t, decision.to_dict())
+    session.log_once("decision", decision.sentence)
+
+
 @dataclass(frozen=True)
 class _Stream:
-    """A split as batches, from the data anew each time."""
+    """A split that is read from the data each time it is iterated."""
 
-    data: Data
-    split: str
-    batch: int
-    device: str
-    on_device: str
+    read: Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self.data.eval_batches(self.split, self.batch, self.device, self.on_device))
-
-
-class Session:
-    """The pieces of work: train a supernet, score sub-networks, search, train a plain network, test it."""
-
-    def __init__(
-        self, config: Config, run: Run, data: Data, space: Space, limits: Limits, device: str, progress: Progress
-    ) -> None:
-        self.config, self.run, self.data, self.space = config, run, data, space
-        self.limits, self.device, self.progress = limits, device, progress
-        self.seed = config.seed
-        self.family = family(space.family)
-        self.meter = Meter.for_space(space, limits, device=device, recall=run.measured, record=run.record_measured)
-        self._search_batches: Iterable[tuple[Tensor, Tensor]] | None = None
-
-    # -- telling ----------------------------------------------------------------------------------------------------
-
-    def tell(self, kind: str, text: str, **data: Any) -> None:
-        """Log an event and show it."""
-        self.run.event(kind, text, **data)
-        self.progress.say(text)
-
-    def tell_once(self, kind: str, text: str, **data: Any) -> None:
-        """As :meth:`tell`, but not again when a resumed run works out the same."""
-        if text not in {e["text"] for e in self.run.events(kind)}:
-            self.tell(kind, text, **data)
-
-    def board(self, stage: str) -> Any:
-        """A TensorBoard writer for a stage, or None."""
-        if not self.config.tensorboard:
-            return None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise TailorError("tensorboard = true needs the package: pip install 'tailorvit[tensorboard]'.") from None
-        return SummaryWriter(str(self.run.folder / "tensorboard" / stage))
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Add the time of a piece of work to its stage, also when it is interrupted."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.run.spend(stage, time.monotonic() - start)
-
-    # -- data -------------------------------------------------------------------------------------------------------
-
-    def batches(self, split: str) -> Iterable[tuple[Tensor, Tensor]]:
-        """A split to go through any number of times: kept whole where it is small, read anew each time where not."""
-        high, wide = self.data.image_size
-        settings = self.config.data
-        stream = _Stream(self.data, split, self.config.evaluate.batch, self.device, settings.on_device)
-        if 4 * self.data.counts[split] * self.data.channels * high * wide >= KEEP:
-            return stream
-        plain = self.data.eval_batches(split, self.config.evaluate.batch)  # no second copy as uint8 beside the floats
-        on_host = self.data.place(split, self.device, settings.on_device) == "host"
-        return list(plain) if on_host else [(x.to(self.device), y) for x, y in plain]
-
-    def search_batches(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """The search split."""
-        if self._search_batches is None:
-            self._search_batches = self.batches("search")
-        return self._search_batches
-
-    def train_batches(self, settings: TrainSettings, stage: str) -> Any:
-        """Training batches, whose order belongs to the stage's seed."""
-        seed, on_device = derive(self.seed, stage, "data") % 2**31, self.config.data.on_device
-        where = self.data.place("train", self.device, on_device)
-        if where != "host":
-            size = self.data.split_bytes("train") / 2**20
-            how = "streamed to" if where == "streamed" else "kept on"
-            most = room(self.device) / 2**30
-            text = f"training images are {how} {self.device} as bytes ({size:.0f} MiB; up to {most:.0f} GiB are kept)"
-            self.tell_once("data", text)
-        augment = self.data.augment(settings.augment)
-        return self.data.train_batches(settings.batch, seed, augment, self.device, on_device)
-
-    # -- training ---------------------------------------------------------------------------------------------------
-
-    def fit(self, model: nn.Module, rule: Rule, settings: TrainSettings, stage: str, evaluate: Any = None) -> nn.Module:
-        """Train a network under a rule, once: a finished stage gives its weights back."""
-        if self.kept(model, stage):
-            return model.to(self.device).eval()
-        if self.run.result(stage) is not None:
-            self.tell("warning", f"{stage}: its weights are gone, so it is trained again")
-        with self.timed(stage):
-            batches = self.train_batches(settings, stage)
-            seed = derive(self.seed, stage, "train") % 2**31
-            with closing(RunSink(self, stage)) as sink:
-                trained = train(model, batches, rule, settings, seed, sink, evaluate, self.device)
-            # The checkpoint keeps what the stage is for: weights (the average, where one was kept), no optimiser.
-            done = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
-            self.keep(model, stage, done)
-        self.run.finish(stage, done)
-        return model
-
-    def kept(self, model: nn.Module, stage: str) -> bool:
-        """Give a finished stage's weights back; False where there are none."""
-        kept = self.run.load_checkpoint(stage)
-        if kept is None or not kept[1].get("done"):
-            return False
-        _load_weights(model, kept[0])
-        self.run.finish(stage, kept[1]["done"])
-        return True
-
-    def keep(self, model: nn.Module, stage: str, done: Mapping[str, Any]) -> None:
-        """Store a stage's weights for good, with the facts it ends with."""
-        weights = {f"model/{n}": t for n, t in model.state_dict().items()}
-        self.run.save_checkpoint(stage, weights, {"done": dict(done)})
-
-    def plain(self, arch: Arch, settings: TrainSettings, stage: str, start: nn.Module | None = None) -> nn.Module:
-        """Train one plain network, from scratch or from given weights."""
-        from tailorvit.train import Fixed
-
-        seed_everything(self.seed, "init", "plain")  # found and hand-designed networks start from the same stream
-        model = start or self.family.build(self.family.frame(dict(self.space.fixed)), arch, settings.drop_path)
-
-        def look() -> dict[str, float]:
-            return {"search_accuracy": accuracy(model, self.search_batches(), self.device)}
-
-        return self.fit(model, Fixed(), settings, stage, look)
-
-    def supernet(self, space: Space, t: int, before: Supernet | None = None, share: float = 1.0) -> Supernet:
-        """The supernet of step t; trained when something first needs it, for a share of the epochs after another."""
-        return Supernet(self, space, f"supernet-{t}", before, share)
-
-    # -- search -----------------------------------------------------------------------------------------------------
-
-    def trial(self, candidate: Candidate, percent: float, generation: int) -> Trial:
-        """A candidate with its accuracy and costs."""
-        costs = self.meter.costs(candidate.arch)
-        params, macs = int(costs.pop("params")), int(costs.pop("macs"))
-        return Trial(
-            candidate.arch, percent, params, macs, candidate.source, generation, tuple(candidate.parents), costs
-        )
-
-    def search(self, space: Space, score: Evaluate, stage: str = "search") -> list[Trial]:
-        """Search a space under the limits, with accuracies from ``score``."""
-        entry, settings = searcher(str(self.config.search.get("name", "evolution"))), self.config.search_settings()
-        seed, name = derive(self.seed, stage) % 2**31, str(getattr(settings, "prefilter", ""))
-        with self.timed(stage):
-            if not name:
-                return run_search(entry.factory(space, self.meter.fits, seed, settings), score)
-            from tailorvit.methods.prefilter import liking
-
-            like = liking(self, space, name)
-            trials = run_search(entry.factory(space, self.meter.fits, seed, settings, like), score)
-            like([t.arch for t in trials])  # of those never filtered, too, to tell what it knew
-            return trials
-
-
-class Supernet:
-    """A space's supernet and the accuracies of its members; trains or loads itself only when a figure is missing."""
-
-    def __init__(
-        self, session: Session, space: Space, stage: str, before: Supernet | None = None, share: float = 1.0
-    ) -> None:
-        self.session, self.space, self.stage, self.before = session, space, stage, before
-        own = session.config.train
-        self.settings = own if before is None else shortened(own, share)
-        # As in training; on a CPU accuracies keep being measured in full precision.
-        self.bf16 = own.precision == "bf16" and torch.device(session.device).type == "cuda"
-        self.epochs: int = self.settings.epochs + (before.epochs if before else 0)  # seen by its weights
-        self._evaluator: Evaluator | None = None
-
-    def model(self) -> nn.Module:
-        """The trained supernet."""
-        return self._ready().model
-
-    def _ready(self) -> Evaluator:
-        if self._evaluator is None:
-            session, settings = self.session, self.settings
-            together = session.config.evaluate.together
-            seed_everything(session.seed, "init", self.stage)
-            if session.config.start.supernet:
-                model = given_supernet(session, self.space, self.stage)
-                self._evaluator = Evaluator(model, session.search_batches(), session.device, together, self.bf16)
-                return self._evaluator
-            model = session.family.supernet(self.space, settings.drop_path)
-            if self.before is not None and session.run.load_checkpoint(self.stage) is None:
-                inherit(model, self.before.model())
-            look = Evaluator(model, session.search_batches(), session.device, bf16=self.bf16)
-            watched = {"largest": self.space.largest(), "smallest": self.space.smallest()}
-
-            def figures() -> dict[str, float]:
-                look.known.clear()
-                return dict(zip(watched, look(list(watched.values())), strict=True))
-
-            session.fit(model, RULES[settings.rule](self.space, settings.alike), settings, self.stage, figures)
-            self._evaluator = Evaluator(model, session.search_batches(), session.device, together, self.bf16)
-            self.before = None
-        return self._evaluator
-
-    def score(self, stage: str, candidates: Sequence[Candidate], generation: int = 0) -> list[Trial]:
-        """Trials on the search split, stored under a stage; what is stored already is not evaluated again."""
-        session, run = self.session, self.session.run
-        known = {c.arch: run.accuracy(stage, c.arch) for c in candidates}
-        todo = list({c.arch: c for c in candidates if known[c.arch] is None}.values())
-        together = session.config.evaluate.together
-        for i in range(0, len(todo), together):
-            group, evaluator = todo[i : i + together], self._ready()
-            evaluator.known.clear()  # only the folder decides what is known, so a resumed run makes the same passes
-            percents = evaluator([c.arch for c in group])
-            known.update({c.arch: p for c, p in zip(group, percents, strict=True)})
-            run.record_trials(stage, [vars(session.trial(c, float(p), generation)) for c, p in zip(group, percents)])
-            session.progress.step(stage, i + len(group), len(todo), {})
-        return [session.trial(c, float(known[c.arch] or 0.0), generation) for c in candidates]
-
-    def spread(self, t: int) -> None:
-        """Evaluate members drawn at random: the error distribution of the space, for the report."""
-        stage, count = f"edf-{t}", self.session.config.analysis.samples
-        drawn = sample(self.space, count, generator(self.session.seed, stage))
-        if any(self.session.run.accuracy(stage, arch) is None for arch in drawn):
-            self._ready()  # trained here, so that its time is not counted as this stage's
-            with self.session.timed(stage):
-                self.score(stage, [Candidate(arch, "sample") for arch in drawn])
-
-    def accuracies(self, stage: str, source: str = "pair") -> Accuracies:
-        """Accuracies of members, stored under a stage: pairs for slopes, samples for E-T errors."""
-
-        def ask(archs: Sequence[Arch]) -> list[float]:
-            self._ready() if any(self.session.run.accuracy(stage, a) is None for a in archs) else None
-            with self.session.timed(stage):
-                return [t.accuracy for t in self.score(stage, [Candidate(a, source) for a in archs])]
-
-        return ask
-
-
-class Supernets:
-    """The supernets of the steps, one in memory at a time; each inherits from the one before it where asked."""
-
-    def __init__(self, session: Session, warm_start: bool, warm_share: float) -> None:
-        self.session, self.warm_start, self.warm_share = session, warm_start, warm_share
-        self._newest: tuple[int, Supernet] | None = None
-
-    def at(self, space: Space, t: int) -> Supernet:
-        """The supernet of step t in its space; asked for in the order of the steps."""
-        if self._newest is None or self._newest[0] != t:
-            warm = self._newest if self.warm_start else None
-            before = warm[1] if warm is not None and warm[0] == t - 1 else None
-            self._newest = (t, self.session.supernet(space, t, before, self.warm_share))
-        return self._newest[1]
-
-
-def sample(space: Space, count: int, rng: Any) -> list[Arch]:
-    """Different members of a space, drawn evenly; fewer where the space is nearly exhausted."""
-    drawn: dict[Arch, None] = {}
-    for _ in range(4 * count):
-        if len(drawn) == count:
-            break
-        drawn[space.sample(rng)] = None
-    return list(drawn)
+        return iter(self.read())
 
 
 @torch.no_grad()

@@ -1,0 +1,134 @@
+"""From a recipe to a plan: everything that can fail before training does, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tailorvit import units
+from tailorvit.arch import Arch
+from tailorvit.costs.limits import COUNTED
+from tailorvit.costs.meter import Meter
+from tailorvit.data import Data, open_data
+from tailorvit.errors import TailorError
+from tailorvit.families import family, with_fixed
+from tailorvit.families.base import around
+from tailorvit.methods import METHODS
+from tailorvit.methods.feasibility import limits_to_check, require_feasible
+from tailorvit.methods.finetune import StartingNetwork, earlier_splits, read_start
+from tailorvit.methods.first_space import data_settings, default_limit, fixed_arch, image_size_for, initial_space
+from tailorvit.methods.released import space_of_released
+from tailorvit.methods.session import Plan
+from tailorvit.methods.trunk import behind, open_tower
+from tailorvit.space import Space
+
+if TYPE_CHECKING:
+    from tailorvit.config import Config
+
+SMALL_STEP = 2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
+
+
+def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: StartingNetwork | None = None) -> Plan:
+    """Check names, device, data, space and limits, and resolve them. A resumed run brings its stored splits."""
+    METHODS[config.method]
+    family(config.family)
+    device = usable_device(config.device)
+    start = start or read_start(config)
+    data, pixels = _read_data(config, saved_splits, start, device)
+    config = _with_default_limit(config, data)
+    for training in (config.train, config.final.train):
+        data.augment(training.augment)  # an unknown preset is found here
+    limits = config.budget()
+    space, arch = _first_space(config, data, start, device)
+    space = space_of_released(config, data, space, resumed=saved_splits is not None)
+    if saved_splits is None:  # a resumed run was checked; measuring a latency again could refuse it
+        meter = Meter.for_space(space, limits_to_check(config, limits), device=device)
+        require_feasible(config, space, meter, arch)
+    # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
+    config = replace(
+        config,
+        space=space.to_dict() if _searches(config) else config.space,
+        data=replace(config.data, image_size=pixels),
+        device=device,
+        threads=threads_for(config, space),
+    )
+    return Plan(config, data, space, limits, device, start)
+
+
+def _searches(config: Config) -> bool:
+    return config.method not in ("fixed", "finetune")
+
+
+def usable_device(name: str) -> str:
+    """The device a run uses: a GPU where there is one for ``auto``; an error for one that cannot be used."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise TailorError(f"Device '{name}' cannot be used here ({reason}); try --set device=cpu.") from None
+    return name
+
+
+def _read_data(
+    config: Config, saved_splits: dict[str, Any] | None, start: StartingNetwork | None, device: str
+) -> tuple[Data, tuple[int, int]]:
+    """The data, with a trunk's features in place of images where the recipe has a trunk; and the image size in pixels."""
+    tower = open_tower(config)
+    usual = start.size if start is not None else tower.usual_size if tower is not None else None
+    wanted = image_size_for(config)
+    data = open_data(
+        config.data.source,
+        seed=config.seed,
+        image_size=usual if wanted is None else wanted,
+        search_share=config.data.search_share,
+        test_share=config.data.test_share,
+        saved=saved_splits,
+        cache_bytes=config.data.cache,
+        limit=config.data.limit,
+        earlier=None if start is None else earlier_splits(config),
+    )
+    high, wide = data.image_size
+    return behind(config, tower, data, device), (high, wide)
+
+
+def _with_default_limit(config: Config, data: Data) -> Config:
+    """An upper limit on parameters by the number of images, where an auto space would have none that is counted.
+
+    Memory and latency are bounds too, but what they leave room for may be far more than the images can train.
+    """
+    limits = config.budget()
+    if not _searches(config) or config.space != "auto" or any(high for m, _, high in limits if m in COUNTED):
+        return config
+    floor = next((low for metric, low, _ in limits if metric == "params" and low), 0.0)
+    highest = max(units.parse(default_limit(data.counts["train"]), "params"), 2 * floor)
+    return replace(config, limits={**config.limits, "max_params": highest})
+
+
+def _first_space(
+    config: Config, data: Data, start: StartingNetwork | None, device: str
+) -> tuple[Space, Arch | None]:
+    """The first space, and the only architecture of a fine-tuning."""
+    limits = config.budget()
+    if config.method == "fixed":
+        arch, settings = fixed_arch(config)
+        base = Space(arch.family, around(arch), tuple(settings.items()))
+        return with_fixed(base, **data_settings(base if settings else None, data, limits, arch.family)), None
+    if start is not None:
+        start.normalise(data)
+        arch, space = start.space(data)
+        return space, arch
+    return initial_space(config, data, limits, device), None
+
+
+def threads_for(config: Config, space: Space) -> int:
+    """CPU threads of a run: one for networks so small that a busy second core would slow every operation."""
+    if config.threads:
+        return config.threads
+    if config.budget().measured:
+        return torch.get_num_threads()  # as latencies were measured while the space was chosen
+    work = Meter.for_space(space).cost("macs", space.largest()) * config.train.batch
+    return 1 if work < SMALL_STEP else torch.get_num_threads()

@@ -1,0 +1,86 @@
+"""The tiny form of a recipe: same method and structure, seconds of work on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tailorvit.costs.limits import COUNTED
+from tailorvit.costs.meter import Meter
+from tailorvit.families import family
+from tailorvit.methods.first_space import fixed_arch, recipe_space
+from tailorvit.search import SEARCHERS
+from tailorvit.seek.s4 import MAX_DIMS
+from tailorvit.space import Space
+
+if TYPE_CHECKING:
+    from tailorvit.config import Config
+
+TRAIN = {"epochs": 2, "batch": 64, "warmup": 0.5, "compile": False, "precision": "fp32", "augment": "mild"}
+LIMIT = 400  # images a split
+
+
+def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
+    """The tiny form of a recipe; its data becomes digits unless the user brings images."""
+    from tailorvit.config import configure, merged
+
+    config = configure(recipe)
+    small = merged(
+        recipe,
+        {
+            "train": TRAIN,
+            "final": {"train": TRAIN, "candidates": 1},
+            "analysis": {"samples": 4},
+            "s4": {
+                "pairs": min(config.s4.pairs, 4),
+                "survey": min(config.s4.survey, MAX_DIMS + 2),
+                "iterations": min(config.s4.iterations, 2),
+            },
+            # Two epochs leave slopes of many points; unbounded, they would move the space by dozens of steps.
+            "s3": {"samples": 6, "top": 3, "updates": min(config.s3.updates, 2), "max_shift": 1},
+            "hat": {"samples": 12, "held_out": 4, "rounds": 2},
+            "proxy": {"candidates": min(config.proxy.candidates, 24)},
+            "seek": {"train_epochs": 1},
+            "device": "cpu",
+        },
+    )
+    small["search"] = {"name": config.searcher, **SEARCHERS[config.searcher].tiny}
+    small["data"] = {**dict(recipe.get("data", {})), "limit": LIMIT}
+    if config.trunk.source:
+        small["trunk"] = {"source": "random:tiny", "mirror": config.trunk.mirror}
+    if config.method == "finetune":
+        return small  # the network, and with it the image size, is there already
+    if own_data:
+        small["data"].setdefault("image_size", 32)
+        return small
+    return {**small, "data": {"source": "digits", "limit": LIMIT}, **_for_digits(config)}
+
+
+def _for_digits(config: Config) -> dict[str, Any]:
+    """Architecture, space and limits of a recipe, shrunk to 8 px images."""
+    if config.method == "fixed":
+        name = config.family if config.arch is None else fixed_arch(config)[0].family
+        return {"arch": {"family": name, **family(name).tiny}, "space": "auto", "limits": {}}
+    if config.space == "auto":
+        return {"limits": {"max_params": "20k"}}
+    space = recipe_space(config)
+    small = family(space.family).shrink(space)
+    return {"space": small.to_dict(), "limits": _scaled_limits(config, space, small)}
+
+
+def _scaled_limits(config: Config, space: Space, small: Space) -> dict[str, str | float]:
+    """Counted limits at the same place between smallest and largest as in the recipe; measured ones are left out."""
+    before, after = Meter.for_space(space), Meter.for_space(small)
+    limits: dict[str, str | float] = {}
+    for metric, low, high in config.budget():
+        if metric not in COUNTED:
+            continue
+        least, most = before.least(metric, space), before.most(metric, space)
+        new_least, new_most = after.least(metric, small), after.most(metric, small)
+        for side, bound in (("min", low), ("max", high)):
+            if bound is not None:
+                place = (bound - least) / max(most - least, 1)
+                limits[f"{side}_{metric}"] = float(
+                    round(new_least + min(max(place, 0.1), 1.5) * (new_most - new_least))
+                )
+    return limits
