@@ -128,7 +128,7 @@ def test_python_blocks_compile(page):
 def test_the_searcher_to_add_works():
     from tailorvit.errors import InfeasibleError
     from tailorvit.search import Entry, run_search
-    from tailorvit.search.synthetic import Synthetic
+    from tailorvit.testing.synthetic import Synthetic
 
     names: dict[str, object] = {}
     exec(next(b for b in blocks(ROOT / "docs" / "adding.md", "python") if "class LocalSearch" in b), names)

@@ -1,125 +1,158 @@
-"""The calls behind the commands that work: plan a run, run it, go on with it."""
+"""The calls behind the commands that work: run a recipe, resume a run, fine-tune a network."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tailorvit import units
-from tailorvit.arch import Arch
 from tailorvit.config import (
     Config,
     configure,
     for_searcher,
     merged,
+    modernised,
     overrides,
     parse_recipe,
     read_recipe,
     recipe_names,
     to_toml,
 )
-from tailorvit.costs import Limits, Meter
-from tailorvit.costs.limits import COUNTED
-from tailorvit.data import Data, open_data
 from tailorvit.data.sources import found_again, place_of
 from tailorvit.errors import TailorError
-from tailorvit.families import family, with_fixed
 from tailorvit.lookup import versions
-from tailorvit.methods import method
-from tailorvit.methods.given import with_supernet
-from tailorvit.methods.plan import (
-    around,
-    data_fixed,
-    default_limit,
-    fixed_arch,
-    initial_space,
-    require_feasible,
-    threads_for,
-    tiny,
-    unsure,
-    wanted_size,
-)
-from tailorvit.methods.session import Session
-from tailorvit.methods.start import Start, earlier_splits, keep_start, open_start, transfer_recipe
-from tailorvit.methods.trunk import behind, open_tower, require_same
+from tailorvit.methods import METHODS
+from tailorvit.methods.finetune import copy_start, preset, read_start
+from tailorvit.methods.prepare import prepare
+from tailorvit.methods.session import Plan, Session
+from tailorvit.methods.tiny import tiny as tiny_form
+from tailorvit.methods.trunk import require_same
 from tailorvit.progress import Mode, make_progress
+from tailorvit.rng import preserved_state
 from tailorvit.runs import Run
-from tailorvit.space import Space
 
 DEFAULT_RECIPE = "s4-digits"
+Size = str | int | float | None  # of a limit: "5M", "12ms", or a plain number
+Changes = Sequence[str] | Mapping[str, Any]  # of recipe keys: ["train.epochs=50"] or {"train.epochs": 50}
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its folder and what result.json holds."""
+class Result(Mapping[str, Any]):
+    """A finished run: what result.json holds, as a mapping and as attributes, and the run's folder."""
 
-    folder: Path
-    facts: Mapping[str, Any]
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self.folder, self._facts = folder, dict(facts)
 
     def __getitem__(self, key: str) -> Any:
-        return self.facts[key]
+        return self._facts[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._facts)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._facts:
+            raise AttributeError(f"the result has no '{name}'; it has {', '.join(self.__dict__.get('_facts', ()))}")
+        return self._facts[name]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._facts]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.summary())
 
     def summary(self) -> list[str]:
-        """The run in a few lines: what was found, what it costs, what stands beside it, where it lies."""
-        facts, before = self.facts, self.facts.get("start", {})
-        genes = ", ".join(f"{k} {v}" for k, v in facts["arch"].items() if k != "family")
-        size = f"{facts['params']:,} parameters, {units.show(facts['macs'])} MACs"
-        lines = [f"{'Tuned' if before else 'Found'} {genes}", f"  {size}; test accuracy {facts['test_accuracy']:.2f} %"]
-        for metric in (m for m in ("latency", "memory") if m in facts):
-            top = facts["limits"].get(metric, {}).get("max")
-            limit = "" if top is None else f" (limit {units.show(top, metric)})"
-            lines.append(f"  {metric} {units.show(facts[metric], metric)}{limit}")
-        if facts.get("trunk"):
-            trunk = facts["trunk"]
-            lines.append(f"  behind the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
-        if "test_accuracy" in before:
-            lines.append(f"  before fine-tuning, at this size: {before['test_accuracy']:.2f} %")
-        if facts.get("baseline"):
-            rival = facts["baseline"]
-            lines.append(f"  hand-designed beside it: {rival['params']:,} parameters, {rival['test_accuracy']:.2f} %")
-        if lost := facts["data"].get("skipped"):
-            lines.append(f"  {lost} image(s) could not be read and were left out; log.txt names the first")
+        """The run in a few lines: what was found, what it costs, the baseline beside it, where it lies."""
+        start = self.get("start", {})
+        genes = ", ".join(f"{k} {v}" for k, v in self["arch"].items() if k != "family")
+        size = f"{self['params']:,} parameters, {units.show(self['macs'])} MACs"
+        lines = [f"{'Tuned' if start else 'Found'} {genes}", f"  {size}; test accuracy {self['test_accuracy']:.2f} %"]
+        for metric in (m for m in ("latency", "memory") if m in self):
+            high = self["limits"].get(metric, {}).get("max")
+            limit = "" if high is None else f" (limit {units.show(high, metric)})"
+            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}")
+        if trunk := self.get("trunk"):
+            lines.append(f"  on the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
+        if "test_accuracy" in start:
+            lines.append(f"  before fine-tuning, at this size: {start['test_accuracy']:.2f} %")
+        if baseline := self.get("baseline"):
+            lines.append(f"  baseline: {baseline['params']:,} parameters, {baseline['test_accuracy']:.2f} %")
+        if skipped := self["data"].get("skipped"):
+            lines.append(f"  {skipped} image(s) could not be read and were left out; log.txt names the first")
         return [*lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
 
 
-def recipe_for(
-    recipe: str | None = None,
+# -- run --------------------------------------------------------------------------------------------------------------
+
+
+def run(
+    recipe: str | Path | None = None,
     *,
-    data: str | None = None,
-    limits: Mapping[str, str | float | None] | None = None,
+    data: str | Path | None = None,
+    max_params: Size = None,
+    min_params: Size = None,
+    max_macs: Size = None,
+    max_latency: Size = None,
+    max_memory: Size = None,
     method: str | None = None,
-    seed: int | None = None,
     image_size: int | None = None,
-    sets: Sequence[str] = (),
-    small: bool = False,
+    seed: int | None = None,
+    settings: Changes = (),
+    tiny: bool = False,
+    out: str | Path | None = None,
+    progress: Mode | None = None,
+) -> Result:
+    """Find, train and save a network for images and limits, in a new folder.
+
+    The arguments are the options of ``tailorvit run``; ``settings`` changes recipe keys: ``{"train.epochs": 50}``.
+    Everything that can be checked is checked before the folder is made.
+    """
+    limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
+    limits |= {"max_latency": max_latency, "max_memory": max_memory}
+    config = recipe_for(
+        recipe, data=data, limits=limits, method=method, image_size=image_size, seed=seed, settings=settings, tiny=tiny
+    )
+    return _begin(config, out, progress)
+
+
+def recipe_for(
+    recipe: str | Path | None = None,
+    *,
+    data: str | Path | None = None,
+    limits: Mapping[str, Size] | None = None,
+    method: str | None = None,
+    image_size: int | None = None,
+    seed: int | None = None,
+    settings: Changes = (),
+    tiny: bool = False,
 ) -> Config:
-    """The config of a run: a recipe (or the one that suits the data), then the options, then ``--set``."""
-    if recipe is None:
-        recipe = DEFAULT_RECIPE if data in (None, "digits") else "image-folder"
+    """The config of a run: a recipe (or the one that suits the data), then the options, then the settings."""
+    source = None if data is None else str(data)
+    recipe = str(recipe) if recipe is not None else DEFAULT_RECIPE if source in (None, "digits") else "image-folder"
     base = read_recipe(recipe)
     options: dict[str, Any] = {
-        "data": {k: v for k, v in (("source", data), ("image_size", image_size)) if v is not None},
+        "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
         "limits": {k: v for k, v in (limits or {}).items() if v is not None},
         **{k: v for k, v in (("method", method), ("seed", seed)) if v is not None},
     }
     if options["limits"]:
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's
-    changes = overrides(sets)
+    changes = overrides(settings)
     full = merged(merged(for_searcher(base, changes), options), changes)
-    if small:
+    if tiny:
         # Images of one's own come by --data, by --set or by a recipe of one's own.
         path = Path(recipe)
         packaged = path.stem in recipe_names() and (recipe == path.stem or path.parent.name == "recipes")
         own = any(map(_brings_images, (options, changes) if packaged else (full,)))
         # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
-        asked = {k: options[k] for k in keep}
-        full = merged(merged(tiny(full, own_data=own), asked), changes)
+        full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
     return configure(full)
 
 
@@ -128,131 +161,73 @@ def _brings_images(part: Mapping[str, Any]) -> bool:
     return isinstance(data, Mapping) and data.get("source", "digits") != "digits"
 
 
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise TailorError(f"Device '{name}' cannot be used here ({reason}); try --set device=cpu.") from None
-    return name
-
-
-def prepare(
-    config: Config, saved: dict[str, Any] | None = None, start: Start | None = None
-) -> tuple[Config, Data, Space, Limits, str]:
-    """Everything that can fail before training does: names, device, data, space and limits; returns them resolved."""
-    method(config.method)
-    family(config.family)
-    device = _device(config.device)
-    start = start or open_start(config)
-    tower = open_tower(config)
-    usual = start.size if start is not None else tower.usual_size if tower is not None else None
-    asked = wanted_size(config)
-    size = usual if asked is None else asked
-    opened = open_data(
-        config.data.source,
-        seed=config.seed,
-        image_size=size,
-        search_share=config.data.search_share,
-        test_share=config.data.test_share,
-        saved=saved,
-        cache_bytes=config.data.cache,
-        limit=config.data.limit,
-        earlier=None if start is None else earlier_splits(config),
-    )
-    pixels = opened.image_size
-    opened = behind(config, tower, opened, device)
-    given: Arch | None = None  # the only architecture there is, where a finished network is tuned
-    searched = config.method not in ("fixed", "finetune")
-    if searched and config.space == "auto" and not any(high for m, _, high in config.budget() if m in COUNTED):
-        # Memory and time are bounds: what they leave room for may be far more than the images can train.
-        floor = next((low for metric, low, _ in config.budget() if metric == "params" and low), 0.0)
-        top = max(units.parse(default_limit(opened.counts["train"]), "params"), 2 * floor)
-        config = replace(config, limits={**config.limits, "max_params": top})
-    for each in (config.train, config.final.train):
-        opened.augment(each.augment)  # an unknown preset is found here
-    limits = config.budget()
-    if config.method == "fixed":
-        arch, fixed = fixed_arch(config)
-        base = Space(arch.family, around(arch), tuple(fixed.items()))
-        space = with_fixed(base, **data_fixed(base if fixed else None, opened, limits, arch.family))
-    elif start is not None:
-        start.normalise(opened)
-        given, space = start.space(opened)
-    else:
-        space = initial_space(config, opened, limits, device)
-    space = with_supernet(config, opened, space, saved is not None)
-    if not family(space.family).masked and (config.train.masked or config.evaluate.together > 1):
-        raise TailorError(
-            f"The {space.family} family runs sliced only: leave train.masked false and evaluate.together at 1."
-        )
-    if saved is None:  # a resumed run was checked; measuring a latency again could refuse it
-        require_feasible(config, space, Meter.for_space(space, unsure(config, limits), device=device), given)
-    # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
-    # The size a person asked for stays in the recipe; saved ones must be plain lists or numbers for TOML.
-    config = replace(
-        config,
-        space=space.to_dict() if searched else config.space,
-        data=replace(config.data, image_size=(pixels[0], pixels[1])),
-        device=device,
-        threads=threads_for(config, space),
-    )
-    return config, opened, space, limits, device
-
-
-def run(
-    recipe: str | None = None,
-    *,
-    out: str | Path | None = None,
-    progress: Mode | None = None,
-    command: str | None = None,
-    **options: Any,
-) -> Result:
-    """Run a recipe in a new folder; see :func:`recipe_for` for the options. Everything checkable is checked first."""
-    return _begin(recipe_for(recipe, **options), out, progress, command)
-
-
 def finetune(
     network: str | Path,
     *,
-    data: str,
+    data: str | Path,
     image_size: int | None = None,
     preset: str = "default",
     windows: Literal["scale", "keep"] | None = None,
     seed: int | None = None,
-    sets: Sequence[str] = (),
-    small: bool = False,
+    settings: Changes = (),
+    tiny: bool = False,
     out: str | Path | None = None,
     progress: Mode | None = None,
-    command: str | None = None,
 ) -> Result:
     """Train a finished network on: other images, other classes, another resolution; writes a run of its own."""
-    config = transfer_recipe(
-        network,
-        data=data,
-        image_size=image_size,
-        preset_name=preset,
-        windows=windows,
-        seed=seed,
-        sets=sets,
-        small=small,
-    )
-    return _begin(config, out, progress, command)
+    config = finetune_recipe(network, data, image_size, preset, windows, seed, settings, tiny)
+    return _begin(config, out, progress)
 
 
-def _begin(config: Config, out: str | Path | None, progress: Mode | None, command: str | None) -> Result:
-    """Check, make the folder, work."""
-    start = open_start(config)
-    config, data, space, limits, device = prepare(config, start=start)
-    folder = Path(out) if out is not None else _free_folder(config)
-    info = {
-        "command": command or _command(),
+def finetune_recipe(
+    network: str | Path,
+    data: str | Path,
+    image_size: int | None = None,
+    preset_name: str = "default",
+    windows: str | None = None,
+    seed: int | None = None,
+    settings: Changes = (),
+    tiny: bool = False,
+) -> Config:
+    """The config of a fine-tuning: the preset, then the options, then the settings."""
+    base = preset(preset_name).recipe()
+    if tiny:
+        base.pop("data", None)  # a paper's 384 px take more than seconds
+    options: dict[str, Any] = {
+        "method": "finetune",
+        "start": {"network": str(network), **({"windows": windows} if windows else {})},
+        "data": {"source": str(data), **({"image_size": image_size} if image_size is not None else {})},
+        **({"seed": seed} if seed is not None else {}),
+    }
+    changes = overrides(settings)
+    full = merged(merged(base, options), changes)
+    if tiny:
+        # There is one training, [train]: without a table of its own the last one is the same.
+        full = merged({k: v for k, v in tiny_form(full, own_data=True).items() if k != "final"}, changes)
+    return configure(full)
+
+
+# -- begin, resume, work ----------------------------------------------------------------------------------------------
+
+
+def _begin(config: Config, out: str | Path | None, progress: Mode | None) -> Result:
+    """Check, make the folder, work; torch and the random generators are left as they were."""
+    with preserved_state():
+        plan = prepare(config)
+        folder = Path(out) if out is not None else _free_folder(plan.config)
+        with Run.create(folder, to_toml(plan.config), _info(plan)) as record:
+            record.write_json("splits", plan.data.split_record())
+            copy_start(plan.start, plan.config, record)
+            return _work(plan, record, progress)
+
+
+def _info(plan: Plan) -> dict[str, Any]:
+    """What info.json holds."""
+    data, start = plan.data, plan.start
+    return {
+        "command": _command(),
         "versions": versions(),
-        "seed": config.seed,
+        "seed": plan.config.seed,
         "data": {
             "source": data.source,
             "path": place_of(data.source),
@@ -260,12 +235,8 @@ def _begin(config: Config, out: str | Path | None, progress: Mode | None, comman
             "counts": data.counts,
         },
         **({} if data.trunk is None else {"trunk": data.trunk.facts}),
-        **({} if start is None else {"start": {"network": config.start.network, "sha256": start.checksum}}),
+        **({} if start is None else {"start": {"network": plan.config.start.network, "sha256": start.checksum}}),
     }
-    with Run.create(folder, to_toml(config), info) as record:
-        record.write_json("splits", data.split_record())
-        keep_start(start, config, record)
-        return _work(config, record, data, space, limits, device, progress)
 
 
 def _command() -> str:
@@ -274,56 +245,51 @@ def _command() -> str:
     return shlex.join(["tailorvit" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
-def resume(folder: str | Path, progress: Mode | None = None) -> Result:
+def _free_folder(config: Config) -> Path:
+    source = Path(config.data.source).name.replace(":", "-") or "data"
+    number = 1
+    while (folder := Path("runs") / f"{config.method}-{source}-{number}").exists():
+        number += 1
+    return folder
+
+
+def resume(folder: str | Path, *, progress: Mode | None = None) -> Result:
     """Go on with an unfinished run; a finished one just gives its result."""
     from tailorvit.report import write_report
 
     place = Path(folder)
-    with Run.open(place) as record:
+    with Run.open(place) as record, preserved_state():
         if record.finished:
             if not (place / "report.html").exists():  # killed between the two
                 write_report(place)
             facts = record.read_json("result")
             return Result(place, facts if isinstance(facts, dict) else {})
-        config = configure(parse_recipe(record.recipe, str(place / "recipe.toml")))
+        written_by = str(record.info.get("versions", {}).get("tailorvit", "an older version"))
+        config = configure(modernised(parse_recipe(record.recipe, str(place / "recipe.toml")), written_by))
         config = replace(config, data=replace(config.data, source=found_again(config.data.source, record.info)))
-        saved = record.read_json("splits")
-        start = open_start(config, place)
-        keep_start(start, config, record)
-        config, data, space, limits, device = prepare(config, saved, start)
-        require_same(data, record.info)
-        if saved is None:
-            record.write_json("splits", data.split_record())
+        splits = record.read_json("splits")
+        start = read_start(config, place)
+        copy_start(start, config, record)
+        plan = prepare(config, splits, start)
+        require_same(plan.data, record.info)
+        if splits is None:
+            record.write_json("splits", plan.data.split_record())
         record.event("resume", "the run goes on")
-        return _work(config, record, data, space, limits, device, progress)
+        return _work(plan, record, progress)
 
 
-def _work(
-    config: Config, record: Run, data: Data, space: Space, limits: Limits, device: str, mode: Mode | None
-) -> Result:
+def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
+    """Run the method, write result and report."""
     import torch
 
     from tailorvit.report import write_report
 
     progress = make_progress(mode)
-    session = Session(config, record, data, space, limits, device, progress)
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
+    session = Session(plan, record, progress)
     try:
-        if data.skipped and not record.events("skipped"):
-            names = [{"path": p, "reason": r} for p, r in data.skipped]
-            text = f"{len(data.skipped)} unreadable image(s) were skipped, the first: {data.skipped[0][0]}."
-            session.tell("skipped", text, files=names)
-        session.progress.say(_opening(config, data, space, session.meter))
-        for sentence in data.notes:
-            session.tell_once("data", sentence)
-        if data.trunk is not None:
-            with session.timed("trunk"):
-                data.ready(
-                    lambda text: session.tell("cache", text),
-                    lambda split, at, of: session.progress.step(f"trunk, {split} split", at, of, {}),
-                )
-        facts = method(config.method).run(session)
+        torch.set_num_threads(plan.config.threads)
+        _open_session(session)
+        facts = METHODS[plan.config.method].run(session)
         record.write_json("result", facts)
         _report(session)
         return Result(record.folder, facts)
@@ -336,40 +302,47 @@ def _work(
             write_report(record.folder)
         raise
     finally:
-        torch.set_num_threads(before)
         progress.close()
 
 
+def _open_session(session: Session) -> None:
+    """Say what the run is about and what is odd about its data; compute a trunk's features."""
+    data = session.data
+    if data.skipped and not session.run.events("skipped"):
+        names = [{"path": p, "reason": r} for p, r in data.skipped]
+        text = f"{len(data.skipped)} unreadable image(s) were skipped, the first: {data.skipped[0][0]}."
+        session.log("skipped", text, files=names)
+    session.progress.say(_opening(session))
+    for sentence in data.notes:
+        session.log_once("data", sentence)
+    if data.trunk is not None:
+        with session.timed("trunk"):
+            data.ready(
+                lambda text: session.log("cache", text),
+                lambda split, at, of: session.progress.step(f"trunk, {split} split", at, of, {}),
+            )
+
+
+def _opening(session: Session) -> str:
+    """The first line of a run; class names are in it because they show a wrong layout of folders."""
+    data, space, meter = session.data, session.space, session.meter
+    names = f"{', '.join(data.classes[:4])}{', ...' if len(data.classes) > 4 else ''}"
+    high, wide = data.preprocessing["image_size"]
+    count = "one architecture" if space.count() == 1 else f"{space.count():.3g} architectures"
+    trunk = "" if data.trunk is None else f", on the frozen trunk {data.trunk.source}"
+    n = data.counts
+    return (
+        f"{session.config.method} on {data.source}: {len(data.classes)} classes ({names}), {n['train']} training / "
+        f"{n['search']} search / {n['test']} test images at {high}x{wide} px{trunk}; {count}, the largest with "
+        f"{units.show(meter.most('params', space))} parameters; {meter.limits.describe()}."
+    )
+
+
 def _report(session: Session) -> None:
-    """Write the page; the result is safe by now, so a page that fails is told and no reason to fail the run."""
+    """Write the page; the result is safe by now, so a page that fails is logged and does not fail the run."""
     from tailorvit.report import write_report
 
     try:
         write_report(session.run.folder)
     except Exception as error:
-        session.tell("warning", f"report.html could not be written ({type(error).__name__}: {error})")
-
-
-def _named(classes: Sequence[str]) -> str:
-    """How many classes, with the first names: a wrong layout of folders shows in them."""
-    return f"{len(classes)} classes ({', '.join(classes[:4])}{', ...' if len(classes) > 4 else ''})"
-
-
-def _opening(config: Config, data: Data, space: Space, meter: Meter) -> str:
-    n = data.counts
-    high, wide = data.preprocessing["image_size"]
-    members = "one architecture" if space.count() == 1 else f"{space.count():.3g} architectures"
-    trunk = "" if data.trunk is None else f", behind the frozen trunk {data.trunk.source}"
-    return (
-        f"{config.method} on {data.source}: {_named(data.classes)}, {n['train']} training / {n['search']} search "
-        f"/ {n['test']} test images at {high}x{wide} px{trunk}; {members}, the largest with "
-        f"{units.show(meter.most('params', space))} parameters; {meter.limits.describe()}."
-    )
-
-
-def _free_folder(config: Config) -> Path:
-    source = Path(config.data.source).name.replace(":", "-") or "data"
-    number = 1
-    while (folder := Path("runs") / f"{config.method}-{source}-{number}").exists():
-        number += 1
-    return folder
+        session.log("warning", f"report.html could not be written ({type(error).__name__}: {error})")

@@ -95,16 +95,24 @@ def run(
     """Find, train and save a network for your images and your budget."""
     from tailorvit import api
 
-    limits = {
-        "max_params": max_params,
-        "min_params": min_params,
-        "max_macs": max_macs,
-        "max_latency": max_latency,
-        "max_memory": max_memory,
-    }
-    options: dict[str, Any] = {"data": data, "method": method, "limits": limits, "image_size": image_size, "seed": seed}
-    mode = _mode(quiet, plain)
-    _print_result(lambda: api.run(recipe, out=out, progress=mode, sets=sets or [], small=tiny, **options))
+    _print_result(
+        lambda: api.run(
+            recipe,
+            data=data,
+            max_params=max_params,
+            min_params=min_params,
+            max_macs=max_macs,
+            max_latency=max_latency,
+            max_memory=max_memory,
+            method=method,
+            image_size=image_size,
+            seed=seed,
+            settings=sets or [],
+            tiny=tiny,
+            out=out,
+            progress=_mode(quiet, plain),
+        )
+    )
 
 
 @app.command()
@@ -116,7 +124,7 @@ def resume(
     """Go on with a run after a crash or Ctrl-C."""
     from tailorvit import api
 
-    _print_result(lambda: api.resume(folder, _mode(quiet, plain)))
+    _print_result(lambda: api.resume(folder, progress=_mode(quiet, plain)))
 
 
 @app.command()
@@ -136,10 +144,19 @@ def finetune(
     """Train a finished network on: other images, other classes, another resolution."""
     from tailorvit import api
 
-    options: dict[str, Any] = {"image_size": image_size, "preset": preset, "windows": windows, "seed": seed}
-    mode = _mode(quiet, plain)
     _print_result(
-        lambda: api.finetune(source, data=data, out=out, progress=mode, sets=sets or [], small=tiny, **options)
+        lambda: api.finetune(
+            source,
+            data=data,
+            image_size=image_size,
+            preset=preset,
+            windows=windows,  # type: ignore[arg-type]  # checked with the recipe
+            seed=seed,
+            settings=sets or [],
+            tiny=tiny,
+            out=out,
+            progress=_mode(quiet, plain),
+        )
     )
 
 
@@ -214,7 +231,25 @@ def list_(
         return _print_json(rows)
     width = max((len(r["name"]) for r in rows), default=0)
     for row in rows:
-        typer.echo(f"{row['name']:<{width}}  {row['summary']}")
+        origin = row.get("origin", "tailorvit")
+        notes = [*(["experimental"] if row.get("experimental") else []), *([origin] if origin != "tailorvit" else [])]
+        typer.echo(f"{row['name']:<{width}}  {row['summary']}" + (f"  [{', '.join(notes)}]" if notes else ""))
+    return None
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs in a folder: state, network, accuracy."""
+    from tailorvit import lookup
+
+    rows = lookup.list_runs(folder)
+    if as_json:
+        return _print_json(rows)
+    for line in lookup.run_lines(folder, rows):
+        typer.echo(line)
     return None
 
 

@@ -1,9 +1,10 @@
-"""The record of one run: typed, checked at birth; a TOML recipe plus overrides; the resolved copy goes with the run."""
+"""Config: the typed record of one run, from a TOML recipe and overrides; its resolved copy is stored with the run."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,28 +12,31 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.costs.limits import Limits
-from tailorvit.costs.predictor import HatSettings
 from tailorvit.errors import TailorError, unknown
-from tailorvit.proxies.settings import SeekSettings, UntrainedSettings
-from tailorvit.search import PRESETS, searcher
+from tailorvit.methods import METHODS
+from tailorvit.methods.finetune import StartSettings
+from tailorvit.methods.finish import FinalSettings
+from tailorvit.methods.hat import HatSettings
+from tailorvit.methods.judges import SeekSettings
+from tailorvit.methods.untrained import UntrainedSettings
+from tailorvit.search import SEARCHERS
 from tailorvit.seek.s3 import S3Settings
 from tailorvit.seek.s4 import S4Settings
 from tailorvit.train.settings import TrainSettings
-from tailorvit.train.transfer import StartSettings
 from tailorvit.trunks.settings import TrunkSettings
 
 FORBID = {"extra": "forbid"}
 _BRANCHES = ("str", "int", "float")  # pydantic adds the branch of a union it tried; no recipe key is called so
 T = TypeVar("T")
 
-# What a method's recipe starts from where it is not the defaults; any key of the recipe comes on top.
-STARTS: Mapping[str, Mapping[str, Any]] = {
+# Where a method's defaults differ from the general ones; any key of the recipe comes on top.
+METHOD_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "s3": {"train": {"rule": "sandwich"}},
     "bignas": {
         "train": {"rule": "sandwich", "distill": True, "reg_largest_only": True},
         "final": {"how": "inherit"},  # a single-stage model: its point is that nothing is trained again
     },
-    # A hand-designed network from scratch would not be a fair rival of one that has seen other images before.
+    # A baseline from scratch would be no fair comparison with a network that has seen other images before.
     "finetune": {"baseline": False, "final": {"how": "finetune"}},
 }
 
@@ -58,31 +62,15 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
-class FinalSettings:
-    """What becomes of the architecture found: keep its inherited weights, tune them, or train it anew."""
-
-    __pydantic_config__ = FORBID
-    how: Literal["inherit", "finetune", "retrain"] = "retrain"
-    candidates: int = 1  # finish this many of the best found and keep the one best on the search split
-    train: TrainSettings = field(default_factory=TrainSettings)
-
-    def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise TailorError(f"final.candidates must be at least 1, not {self.candidates}.")
-
-
-@dataclass(frozen=True)
 class EvaluateSettings:
-    """How sub-networks are scored."""
+    """How networks are evaluated."""
 
     __pydantic_config__ = FORBID
     batch: int = 512
-    together: int = 1  # architectures per masked pass; 1 scores them sliced, one by one
 
     def __post_init__(self) -> None:
-        for name in ("batch", "together"):
-            if getattr(self, name) < 1:
-                raise TailorError(f"evaluate.{name} must be at least 1, not {getattr(self, name)}.")
+        if self.batch < 1:
+            raise TailorError(f"evaluate.batch must be at least 1, not {self.batch}.")
 
 
 @dataclass(frozen=True)
@@ -113,6 +101,7 @@ class Config:
     final: FinalSettings = field(default_factory=FinalSettings)
     start: StartSettings = field(default_factory=StartSettings)
     analysis: AnalysisSettings = field(default_factory=AnalysisSettings)
+    plugin: dict[str, Any] = field(default_factory=dict)  # settings of a method from outside the package
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:
@@ -120,32 +109,29 @@ class Config:
         if self.threads < 0:
             raise TailorError(f"threads must be 0 (choose) or more, not {self.threads}.")
         self.budget()
-        name = getattr(self.search_settings(), "prefilter", "")
-        last = self.method == "tf-tas" or (
-            self.method in ("s4", "s3") and self.seek.free and self.seek.final == "proxy"
-        )
-        if name and last and self.proxy.evolution:
-            raise TailorError(
-                f"search.prefilter '{name}' would filter a search whose fitness is a score that costs no more; "
-                "leave it out, or let a supernet judge."
-            )
+        self.search_settings()
+        self.plugin_settings()
 
     def budget(self) -> Limits:
         """The limits, read."""
         return Limits.of(**self.limits)
 
+    @property
+    def searcher(self) -> str:
+        """The name of the searcher."""
+        return str(self.search.get("name", "evolution"))
+
     def search_settings(self) -> Any:
-        """The searcher's settings: its preset, then the keys given."""
-        entry = searcher(str(self.search.get("name", "evolution")))
-        given = {k: v for k, v in self.search.items() if k not in ("name", "preset")}
-        preset = self.search.get("preset")
-        if preset is not None:
-            if entry.name != "evolution":
-                raise TailorError(f"search.preset '{preset}' belongs to the evolution, not to '{entry.name}'.")
-            if str(preset) not in PRESETS:
-                raise unknown("search.preset", preset, PRESETS)
-            given = {**asdict(PRESETS[str(preset)]), **given}
-        return checked(entry.settings, given, "search")
+        """The searcher's settings."""
+        settings = {k: v for k, v in self.search.items() if k != "name"}
+        return checked(SEARCHERS[self.searcher].settings, settings, "search")
+
+    def plugin_settings(self) -> Any:
+        """The settings of a method from a plug-in; None where it has none."""
+        kind = METHODS[self.method].settings
+        if kind is None and self.plugin:
+            raise TailorError(f"Method '{self.method}' reads no [plugin] table; it holds '{next(iter(self.plugin))}'.")
+        return None if kind is None else checked(kind, self.plugin, "plugin")
 
 
 def checked(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
@@ -233,26 +219,32 @@ def for_searcher(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
     return {**base, "search": {}} if other else dict(base)
 
 
-def overrides(pairs: Iterable[str]) -> dict[str, Any]:
-    """``["train.epochs=50"]`` as nested plain data; values are read as TOML, or taken as text."""
+def overrides(changes: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of recipe keys as nested plain data: ``{"train.epochs": 50}``, or ``["train.epochs=50"]``.
+
+    Values of text are read as TOML, or taken as text where that fails.
+    """
     data: dict[str, Any] = {}
-    for pair in pairs:
-        path, equals, text = pair.partition("=")
-        if not equals or not path.strip():
-            raise TailorError(f"Cannot read --set '{pair}'; write it like train.epochs=50.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        for part in reversed(path.strip().split(".")):
+    for key, value in changes.items() if isinstance(changes, Mapping) else map(_read_change, changes):
+        for part in reversed(str(key).strip().split(".")):
             value = {part: value}
         data = merged(data, value)
     return data
 
 
+def _read_change(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise TailorError(f"Cannot read --set '{text}'; write it like train.epochs=50.")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
 def configure(data: Mapping[str, Any]) -> Config:
     """Check a whole recipe. ``final.train`` starts from ``train``: the last training is the same recipe unless told."""
-    data = merged(STARTS.get(str(data.get("method")), {}), data)
+    data = merged(METHOD_DEFAULTS.get(str(data.get("method")), {}), data)
     if isinstance(data.get("train", {}), Mapping) and isinstance(data.get("final", {}), Mapping):
         data["final"] = merged({"train": dict(data.get("train", {}))}, data.get("final", {}))
     return checked(Config, data)
@@ -268,3 +260,70 @@ def to_toml(config: Config) -> str:
         return [clean(v) for v in value] if isinstance(value, list | tuple) else value
 
     return tomli_w.dumps(clean(asdict(config)))
+
+
+# -- recipes stored by older versions ---------------------------------------------------------------------------------
+
+# Keys that are gone, with the default they had: every stored recipe of version 0.1 holds them.
+RETIRED: Mapping[str, Any] = {
+    "evaluate.together": 1,
+    "s4.confidence": 0.9,
+    "s4.blocks": "all",
+    "s4.on_violation": "repair",
+    "s4.nonpositive": "drop",
+    "s4.stop_at": 0.0,
+    "s4.revisit": "next",
+    "s4.warm_share": 0.5,
+    "s4.stride": "single",
+    "s4.significance": 0.0,
+    "s4.per_size": False,
+    "s4.momentum": 0.0,
+    "s4.anchors": 0,
+    "s4.anchor_share": 0.5,
+    "s3.scale_top": False,
+    "s3.estimator": "pin",
+    "s3.slope_units": "index",
+    "s3.significance": 0.0,
+    "s3.limited": False,
+    "s3.backtrack": True,
+    "s3.max_log10": None,
+    "s3.warm_share": 0.5,
+    "seek.tune_epochs": 1,
+    "seek.reading": "fixed",
+    "seek.inits": 1,
+    "seek.image_size": None,
+    "seek.samples": 200,
+    "seek.per_size": None,
+    "seek.final": "proxy",
+}
+
+
+def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """A stored recipe in today's keys. A run that used what is gone needs the version that wrote it."""
+    found = deepcopy(dict(recipe))
+    for key, default in RETIRED.items():
+        table, _, name = key.rpartition(".")
+        for place in (table, f"final.{table}") if table == "train" else (table,):
+            _drop_retired(found, place, name, default, version)
+    s4 = found.get("s4")
+    if isinstance(s4, dict) and "design" in s4:  # since 0.2 a survey is asked for by its size
+        design = s4.pop("design")
+        if design == "plane":
+            raise _gone("s4.design", version)
+        s4["survey"] = s4.get("survey", 24) if design == "survey" else 0
+    return found
+
+
+def _drop_retired(recipe: dict[str, Any], table: str, name: str, default: Any, version: str) -> None:
+    place: Any = recipe
+    for part in table.split("."):
+        place = place.get(part, {}) if isinstance(place, dict) else {}
+    if isinstance(place, dict) and name in place and place.pop(name) != default:
+        raise _gone(f"{table}.{name}", version)
+
+
+def _gone(key: str, version: str) -> TailorError:
+    return TailorError(
+        f"This run was written by TailorViT {version} and uses '{key}', which later versions no longer have: "
+        f"resume it with that version."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +126,30 @@ def space_info(
 
 
 def listing(what: str) -> list[dict[str, Any]]:
-    """Rows of one table: families, spaces, archs, methods, presets, proxies, recipes or searchers."""
+    """Rows of one table: families, spaces, archs, methods, exporters, presets, proxies, recipes, searchers, ..."""
+    tables = {**_registries(), **_tables()}
+    if what not in tables:
+        raise unknown("list", what, tables)
+    return tables[what]()
+
+
+def _registries() -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """The tables plug-ins can add to."""
     from tailorvit.proxies import PROXIES
     from tailorvit.search import SEARCHERS
-    from tailorvit.train.transfer import PRESETS
 
-    tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    return {
         "families": lambda: [{"name": f.name, "summary": f.summary, "paper": f.paper} for f in FAMILIES.values()],
+        "methods": METHODS.rows,
+        "searchers": SEARCHERS.rows,
+        "proxies": lambda: [{"name": p.name, "summary": p.summary, "paper": p.paper} for p in PROXIES.values()],
+    }
+
+
+def _tables() -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    from tailorvit.methods.finetune import PRESETS
+
+    return {
         "spaces": lambda: [
             {"name": n, "family": f.name, "summary": _space_line(s)}
             for f in FAMILIES.values()
@@ -143,15 +160,60 @@ def listing(what: str) -> list[dict[str, Any]]:
             for f in FAMILIES.values()
             for n, a in f.archs.items()
         ],
-        "methods": lambda: [{"name": m.name, "summary": m.summary} for m in METHODS.values()],
         "presets": lambda: [{"name": p.name, "summary": p.summary, "source": p.source} for p in PRESETS.values()],
-        "searchers": lambda: [{"name": s.name, "summary": s.summary} for s in SEARCHERS.values()],
-        "proxies": lambda: [{"name": p.name, "summary": p.summary, "paper": p.paper} for p in PROXIES.values()],
         "recipes": lambda: [{"name": n, "summary": _recipe_line(n)} for n in recipe_names()],
     }
-    if what not in tables:
-        raise unknown("list", what, tables)
-    return tables[what]()
+
+
+def list_runs(folder: str | Path = "runs") -> list[dict[str, Any]]:
+    """The run folders in a folder, oldest first: name, state, method, data, and what was found."""
+    place = Path(folder)
+    if not place.is_dir():
+        raise TailorError(f"There is no folder '{place}'.")
+    rows = [_run_row(path.parent) for path in place.glob("*/info.json")]
+    return sorted(rows, key=lambda row: (str(row["started"]), row["name"]))
+
+
+def _run_row(folder: Path) -> dict[str, Any]:
+    info, result = (_read_json(folder / name) for name in ("info.json", "result.json"))
+    recipe = _read_toml(folder / "recipe.toml")
+    return {
+        "name": folder.name,
+        "folder": str(folder),
+        "state": "finished" if result else "unfinished",
+        "started": info.get("started"),
+        "version": info.get("versions", {}).get("tailorvit"),
+        "method": recipe.get("method"),
+        "data": info.get("data", {}).get("source"),
+        **{key: result.get(key) for key in ("params", "macs", "test_accuracy")},
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8", "surrogateescape"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8", "surrogateescape"))
+    except (OSError, ValueError):
+        return {}
+
+
+def run_lines(folder: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rows of :func:`list_runs` for people."""
+    if not rows:
+        return [f"There are no runs in '{folder}'."]
+    width = max(len(row["name"]) for row in rows)
+    lines = []
+    for row in rows:
+        found = "-" if row["params"] is None else f"{row['params']:>11,} parameters  {row['test_accuracy']:6.2f} %"
+        lines.append(f"{row['name']:<{width}}  {row['state']:<10}  {row['method'] or '?':<10}  {found}")
+    return lines
 
 
 def _space_line(space: Space) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -32,3 +34,37 @@ def seed_everything(seed: int, *path: Step) -> None:
     torch.manual_seed(value)
     np.random.seed(value % 2**32)  # noqa: NPY002 - timm's Mixup reads the legacy generator
     random.seed(value)
+
+
+@contextmanager
+def preserved_state() -> Iterator[None]:
+    """Leave the generators of torch, numpy and python, torch's flags and its threads as they were found."""
+    import torch
+
+    cuda = torch.cuda.is_initialized()
+    generators = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    on_devices = torch.cuda.get_rng_state_all() if cuda else []
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    flags = [
+        (owner, name, getattr(owner, name))
+        for owner, names in (
+            (matmul, ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")),
+            (cudnn, ("benchmark", "deterministic", "enabled")),
+        )
+        for name in names
+    ]
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(generators[0])
+        np.random.set_state(generators[1])  # noqa: NPY002
+        random.setstate(generators[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(on_devices)
+        elif torch.cuda.is_initialized():  # as torch.manual_seed would have seeded it
+            torch.cuda.manual_seed_all(torch.initial_seed())
+        for owner, name, value in flags:
+            setattr(owner, name, value)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(threads)
