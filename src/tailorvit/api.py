@@ -186,10 +186,6 @@ def prepare(
     else:
         space = initial_space(config, opened, limits, device)
     space = with_supernet(config, opened, space, saved is not None)
-    if not family(space.family).masked and (config.train.masked or config.evaluate.together > 1):
-        raise TailorError(
-            f"The {space.family} family runs sliced only: leave train.masked false and evaluate.together at 1."
-        )
     if saved is None:  # a resumed run was checked; measuring a latency again could refuse it
         require_feasible(config, space, Meter.for_space(space, unsure(config, limits), device=device), given)
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.

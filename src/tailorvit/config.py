@@ -77,12 +77,10 @@ class EvaluateSettings:
 
     __pydantic_config__ = FORBID
     batch: int = 512
-    together: int = 1  # architectures per masked pass; 1 scores them sliced, one by one
 
     def __post_init__(self) -> None:
-        for name in ("batch", "together"):
-            if getattr(self, name) < 1:
-                raise TailorError(f"evaluate.{name} must be at least 1, not {getattr(self, name)}.")
+        if self.batch < 1:
+            raise TailorError(f"evaluate.batch must be at least 1, not {self.batch}.")
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_what_cannot_be_recorded_is_not() -> None:
     assert asked()
     assert not asked("cpu")
     assert not asked(batch_norms=True)
-    for name, value in {"graphs": False, "freeze": "slice", "optimizer": "sgd", "masked": True}.items():
+    for name, value in {"graphs": False, "freeze": "slice", "optimizer": "sgd"}.items():
         assert not asked(**{name: value})
     assert can_replay(network("plain"), TrainSettings(), _State(model, TrainSettings()).optimizer, "cuda", False)
     swin = family("swin")

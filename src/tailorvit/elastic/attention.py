@@ -50,24 +50,18 @@ class Attention(nn.Module):
         return None if self.reach is None else Tables(*(getattr(self, f"rel_{n}") for n in Tables._fields))
 
     def _project(self, x: Tensor, width: Width, heads: Width, inner: Width) -> Tensor:
-        """(..., N, width) to (..., N, 3 * inner)."""
+        """(B, N, width) to (B, N, 3 * inner)."""
         weight, bias = prefix(self.qkv_weight, None, heads, None, width).flatten(0, 2), self.qkv_bias
         if bias is None:
             return F.linear(x, weight)
         if bias.dim() > 1:
             return F.linear(x, weight, prefix(bias, None, heads).flatten())
-        own = thirds(bias, inner)
-        if own.dim() == 1:
-            return F.linear(x, weight, own)
-        out = F.linear(x, weight)  # masked: every architecture has its own bias
-        return out + own.to(out.dtype)
+        return F.linear(x, weight, thirds(bias, inner))
 
     def forward(self, x: Tensor, width: Width, heads: Width, inner: Width) -> Tensor:
-        """(..., N, width) to (..., N, width); ``inner`` is heads * head_dim, masked callers zero the output."""
+        """(B, N, width) to (B, N, width); ``inner`` is heads * head_dim."""
         qkv = self._project(x, width, heads, inner).unflatten(-1, (3, -1, self.head_dim))
-        lead = x.shape[:-2]
         scale = self.head_dim**-0.5
-        out = attend_packed(qkv.flatten(0, -5), self.tables(), self.places, scale, self.execution, inner.reads)
-        out = inner.keep(out.unflatten(0, lead))
+        out = attend_packed(qkv, self.tables(), self.places, scale, self.execution, inner.reads)
         projected: Tensor = self.proj(out, inner, width)
         return projected

@@ -18,7 +18,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, x: Tensor, inputs: Width, out: Width | None) -> Tensor:
-        """The unmasked product: callers mask where zeros matter, once per residual branch."""
+        """(..., inputs) to (..., out)."""
         weight = prefix(self.weight, out, inputs)
         # A zero weight neither reads an entry nor sends a gradient to it, so nothing before it learns from it either.
         return F.linear(x, weight if inputs.reads is None else weight * inputs.reads, prefix(self.bias, out))
@@ -36,14 +36,7 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor, width: Width) -> Tensor:
         """Same shape out as in."""
         weight, bias = prefix(self.weight, width), prefix(self.bias, width)
-        if width.mask is None:
-            return F.layer_norm(x, (width.size,), weight, bias, self.eps)
-        assert width.count is not None
-        x = x.float()
-        mean = x.sum(-1, keepdim=True) / width.count  # entries out of use are zero already
-        centred = (x - mean) * width.mask
-        variance = centred.square().sum(-1, keepdim=True) / width.count
-        return centred * torch.rsqrt(variance + self.eps) * weight + bias * width.mask
+        return F.layer_norm(x, (width.size,), weight, bias, self.eps)
 
 
 class PatchEmbed(nn.Module):
@@ -71,13 +64,13 @@ class Mlp(nn.Module):
         self.fc1, self.fc2 = Linear(width, hidden), Linear(hidden, width)
 
     def forward(self, x: Tensor, width: Width, hidden: Width) -> Tensor:
-        """Same shape out as in; masked callers zero the output."""
-        out: Tensor = self.fc2(hidden.keep(F.gelu(self.fc1(x, width, hidden))), hidden, width)
+        """Same shape out as in."""
+        out: Tensor = self.fc2(F.gelu(self.fc1(x, width, hidden)), hidden, width)
         return out
 
 
 def drop_path(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Drop a residual branch per sample (and per architecture when masked) and rescale the rest."""
+    """Drop a residual branch per sample and rescale the rest."""
     if not training or rate == 0:
         return x
     keep = 1 - rate

@@ -32,7 +32,7 @@ class Named(NamedTuple):
 class Elastic(Protocol):
     """A supernet: one network in which every architecture of a space lives."""
 
-    def __call__(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor: ...
+    def __call__(self, x: Tensor, arch: Arch | None = None) -> Tensor: ...
 
     def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter name, the prefix an architecture uses; parameters of skipped blocks are absent."""
@@ -87,7 +87,6 @@ class Family:
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
     fit: Callable[[Space], Space] = field(default=lambda space: space)  # dimensions brought in line with the settings
     uneven: tuple[str, ...] = ()  # genes whose greater value may cost less: windows that pad a map by less
-    masked: bool = True  # whether the supernet can also run masked, several architectures in one call
 
 
 def around(arch: Arch) -> tuple[Dim, ...]:

@@ -6,7 +6,7 @@ LST: Ladder Side-Tuning (NeurIPS 2022). Only the decoder trains and counts; its 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -173,10 +173,8 @@ class ElasticLadder(nn.Module):
             for h, m in zip(arch.many("heads"), hidden, strict=True)
         ]
 
-    def forward(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor:
+    def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
         """Logits (B, classes) of one arch, from taps (B, taps, tokens, features)."""
-        if masked or not (arch is None or isinstance(arch, Arch)):
-            raise TailorError("The ladder family runs sliced only: one architecture a call, not masked.")
         width, plans = self.plan(arch or self.space.largest())
         taps, depth = x, len(plans)
         first = self.frame.channels - depth
@@ -350,5 +348,4 @@ LADDER = Family(
     outline=outline,
     attention=attention,
     fit=fit,
-    masked=False,
 )

@@ -181,10 +181,8 @@ class ElasticPiT(nn.Module):
         _check_pool(heads[1], heads[2])
         return [(Width(h), Width(base)) for h in heads], [Width(h) for h in hidden]
 
-    def forward(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor:
+    def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
         """Logits (B, classes) of one arch."""
-        if masked or not (arch is None or isinstance(arch, Arch)):
-            raise TailorError("The pit family runs sliced only: one architecture a call, not masked.")
         arch = arch or self.space.largest()
         widths, hidden = self.plan(arch)
         x = F.conv2d(x, *self.patch_embed.conv.cut(widths[0]), stride=self.frame.stride)
@@ -384,5 +382,4 @@ PIT = Family(
     tiny=TINY,
     outline=outline,
     attention=attention,
-    masked=False,
 )

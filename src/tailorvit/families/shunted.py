@@ -261,10 +261,8 @@ class ElasticShunted(nn.Module):
             before = embed
         return found
 
-    def forward(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor:
+    def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
         """Logits (B, classes) of one arch."""
-        if masked or not (arch is None or isinstance(arch, Arch)):
-            raise TailorError("The shunted family runs sliced only, one architecture at a time.")
         plans = self.plans(self.space.largest() if arch is None else arch)
         x = self.patch_embed(x, plans[0][1])
         for stage, (depth, plan) in zip(self.stages, plans, strict=True):
@@ -330,5 +328,4 @@ SHUNTED = Family(
     tiny=TINY,
     outline=outline,
     attention=attention,
-    masked=False,
 )

@@ -136,5 +136,4 @@ SWIN = Family(
     tiny=TINY,
     outline=lambda frame, arch: outline_of(frame, stages_of(frame, arch)),
     attention=attention,
-    masked=False,
 )

@@ -36,12 +36,11 @@ from tailorvit.space import Space
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The widths of one block for one call; ``gate`` is 0 where an architecture skips the block (masked only)."""
+    """The widths of one block for one call."""
 
     heads: Width
     inner: Width
     hidden: Width
-    gate: Tensor | None = None
 
 
 class Block(nn.Module):
@@ -61,19 +60,12 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(embed, frame.eps)
         self.mlp = Mlp(embed, hidden)
 
-    def _branch(self, x: Tensor, embed: Width, gate: Tensor | None) -> Tensor:
-        x = drop_path(x, self.rate, self.training)
-        if embed.mask is None:
-            return x
-        return x * (embed.mask if gate is None else embed.mask * gate).to(x.dtype)
-
     def forward(self, x: Tensor, embed: Width, plan: BlockPlan) -> Tensor:
-        """(..., N, embed) to (..., N, embed)."""
-        if self.fast is not None and embed.mask is None and (self.training or self.fast_always):
+        """(B, N, embed) to (B, N, embed)."""
+        if self.fast is not None and (self.training or self.fast_always):
             return self.fast(self, x, self.slices(embed, plan), plan.inner.reads, plan.hidden.reads)
-        x = x + self._branch(self.attn(self.norm1(x, embed), embed, plan.heads, plan.inner), embed, plan.gate)
-        out: Tensor = x + self._branch(self.mlp(self.norm2(x, embed), embed, plan.hidden), embed, plan.gate)
-        return out
+        x = x + drop_path(self.attn(self.norm1(x, embed), embed, plan.heads, plan.inner), self.rate, self.training)
+        return x + drop_path(self.mlp(self.norm2(x, embed), embed, plan.hidden), self.rate, self.training)
 
     def slices(self, d: Width, plan: BlockPlan) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter, the prefix these widths use."""
@@ -127,82 +119,46 @@ class ElasticViT(nn.Module):
             if asked > there:
                 raise TailorError(f"The supernet is too small for the architecture: '{gene}' needs {asked} of {there}.")
 
-    def plan(self, archs: Sequence[Arch], masked: bool) -> tuple[Width, list[BlockPlan]]:
-        """Widths for one call: exact prefixes for one arch, or masks for one or many."""
-        dim = self.frame.head_dim
-        for arch in archs:
-            self._require(arch)
-        if not masked:
-            (arch,) = archs
-            embed = int(arch.one("embed"))
-            return Width(embed), [
-                BlockPlan(Width(int(h)), Width(int(h) * dim), Width(hidden_width(embed, m)))
-                for h, m in zip(arch.many("heads"), arch.many("mlp"), strict=True)
-            ]
-        device = self.cls_token.device
-        embeds = [int(a.one("embed")) for a in archs]
-        blocks = []
-        for i in range(len(self.blocks)):
-            live = [i < len(a.many("heads")) for a in archs]
-            heads = [int(a.many("heads")[i]) if on else 0 for a, on in zip(archs, live, strict=True)]
-            hidden = [
-                hidden_width(e, a.many("mlp")[i]) if on else 0 for a, e, on in zip(archs, embeds, live, strict=True)
-            ]
-            gate = None if all(live) else torch.tensor(live, device=device, dtype=torch.float32).view(-1, 1, 1, 1)
-            blocks.append(
-                BlockPlan(
-                    Width(self.heads),
-                    Width.masked([h * dim for h in heads], self.heads * dim, device),
-                    Width.masked(hidden, self.hidden, device),
-                    gate,
-                )
-            )
-        return Width.masked(embeds, self.embed, device), blocks
+    def plan(self, arch: Arch) -> tuple[Width, list[BlockPlan]]:
+        """The widths of an architecture: of the embedding, and of every block."""
+        self._require(arch)
+        embed, dim = int(arch.one("embed")), self.frame.head_dim
+        return Width(embed), [
+            BlockPlan(Width(int(h)), Width(int(h) * dim), Width(hidden_width(embed, m)))
+            for h, m in zip(arch.many("heads"), arch.many("mlp"), strict=True)
+        ]
 
-    def forward(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor:
-        """Logits (B, classes) of one arch, or (archs, B, classes) of several at once (always masked).
+    def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
+        """Logits (B, classes) of one architecture."""
+        return self._run(x, *self.plan(self.space.largest() if arch is None else arch))
 
-        With several archs, x is shared (B, C, H, W) or comes in one group per arch (archs, B, C, H, W).
-        """
-        single = arch is None or isinstance(arch, Arch)
-        if isinstance(arch, Arch):
-            archs: list[Arch] = [arch]
-        else:
-            archs = [self.space.largest()] if arch is None else list(arch)
-        masked = masked or not single
-        embed, blocks = self.plan(archs, masked)
-        x = x if not masked or x.dim() == 5 else x[None]
-        logits = self._run(x, embed, blocks, len(archs) if masked else None)
-        return logits.squeeze(0) if masked and single else logits
-
-    def _run(self, x: Tensor, embed: Width, blocks: Sequence[BlockPlan], archs: int | None = None) -> Tensor:
-        """Logits under given widths; ``archs`` is the number of masks, which is then the first axis."""
-        x = embed.keep(self.patch_embed(x, embed))
-        x = x if archs is None else x.expand(archs, *x.shape[1:])
-        token = embed.keep(prefix(self.cls_token, None, None, embed)).expand(*x.shape[:-2], 1, -1)
+    def _run(self, x: Tensor, embed: Width, blocks: Sequence[BlockPlan]) -> Tensor:
+        """Logits (B, classes) of the network with these widths."""
+        x = self.patch_embed(x, embed)
+        token = prefix(self.cls_token, None, None, embed).expand(x.shape[0], 1, -1)
         x = torch.cat([token.to(x.dtype), x], -2)
         if self.pos_embed is not None:
-            x = x + embed.keep(prefix(self.pos_embed, None, None, embed))
+            x = x + prefix(self.pos_embed, None, None, embed)
         for block, plan in zip(self.blocks, blocks, strict=False):  # a shallower arch uses the first blocks
             x = block(x, embed, plan)
         x = self.norm(x, embed)
-        x = x[..., 1:, :].mean(-2) if self.frame.pool == "gap" else x[..., 0, :]
+        x = x[:, 1:].mean(1) if self.frame.pool == "gap" else x[:, 0]
         logits: Tensor = self.head(x, embed, None)
         return logits
 
     def group(self, arch: Arch) -> Hashable:
-        """Architectures of one group run through the same shapes (:meth:`grouped`): equal width and depth."""
+        """Architectures of one group have the same shapes in :meth:`grouped`: equal width and depth."""
         return int(arch.one("embed")), len(arch.many("heads"))
 
     def switches(self, arch: Arch) -> Tensor:
-        """What :meth:`grouped` needs to tell the members of a group apart: (blocks, 2) entries in use, on the host."""
+        """What tells architectures of a group apart: (blocks, 2) attention and hidden entries in use, on the host."""
         dim, embed, counts = self.frame.head_dim, int(arch.one("embed")), [[0, 0]] * len(self.blocks)
         for i, (h, m) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True)):
             counts[i] = [int(h) * dim, hidden_width(embed, m)]
         return torch.tensor(counts)
 
     def grouped(self, x: Tensor, group: Any, switches: Tensor) -> Tensor:
-        """Logits (B, classes) of a member of a group: width and depth sliced, heads and hidden widths switched off."""
+        """Logits (B, classes) of one architecture of a group: heads and hidden widths are switched off, not cut."""
         embed, depth = group
         inner, hidden = self.heads * self.frame.head_dim, hidden_width(embed, max(self.space.largest().many("mlp")))
         place = torch.arange(max(inner, hidden), device=x.device)
@@ -215,7 +171,7 @@ class ElasticViT(nn.Module):
 
     def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter, the prefix this arch uses."""
-        d, blocks = self.plan([arch], masked=False)
+        d, blocks = self.plan(arch)
         used: dict[str, tuple[Width | None, ...]] = {
             "patch_embed.weight": (d,),
             "patch_embed.bias": (d,),

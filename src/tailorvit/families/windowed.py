@@ -128,5 +128,4 @@ WINDOWED = Family(
     outline=lambda frame, arch: outline_of(frame, stages_of(frame, arch)),
     attention=attention,
     uneven=("window",),
-    masked=False,
 )

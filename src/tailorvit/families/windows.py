@@ -148,7 +148,7 @@ class Stage(nn.Module):
 
 
 class ElasticWindows(nn.Module):
-    """The supernet and every sub-network: ``model(x, arch)``; no arch means the largest. Runs sliced only."""
+    """The supernet and every sub-network: ``model(x, arch)``; no arch means the largest."""
 
     def __init__(
         self, space: Space, frame: WindowFrame, stages_of: Callable[[Any, Arch], Stages], drop_path: float = 0.0
@@ -211,10 +211,8 @@ class ElasticWindows(nn.Module):
             for shape, sides in zip(stages, self.frame.maps, strict=True)
         ]
 
-    def forward(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor:
+    def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
         """Logits (B, classes) of one arch."""
-        if masked or not (arch is None or isinstance(arch, Arch)):
-            raise TailorError(f"The {self.space.family} family runs one architecture at a time, sliced.")
         plan = self.plan(self.space.largest() if arch is None else arch)
         before = plan[0][0]
         x = self.patch_norm(self.patch_embed(x, before), before).unflatten(1, self.frame.maps[0])

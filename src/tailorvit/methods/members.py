@@ -41,9 +41,7 @@ def member_training(train: TrainSettings, epochs: int) -> TrainSettings:
     Not compiled: on an H200 blocks ran 1.15 times as fast compiled, which a few epochs do not pay back for every shape.
     """
     short = shortened(train, epochs / train.epochs)
-    return replace(
-        short, rule="single_path", distill=False, reg_largest_only=False, freeze="none", masked=False, compile=False
-    )
+    return replace(short, rule="single_path", distill=False, reg_largest_only=False, freeze="none", compile=False)
 
 
 def own_accuracy(

@@ -259,16 +259,15 @@ class Supernet:
     def _ready(self) -> Evaluator:
         if self._evaluator is None:
             session, settings = self.session, self.settings
-            together = session.config.evaluate.together
             seed_everything(session.seed, "init", self.stage)
             if session.config.start.supernet:
                 model = given_supernet(session, self.space, self.stage)
-                self._evaluator = Evaluator(model, session.search_batches(), session.device, together, self.bf16)
+                self._evaluator = Evaluator(model, session.search_batches(), session.device, self.bf16)
                 return self._evaluator
             model = session.family.supernet(self.space, settings.drop_path)
             if self.before is not None and session.run.load_checkpoint(self.stage) is None:
                 inherit(model, self.before.model())
-            look = Evaluator(model, session.search_batches(), session.device, bf16=self.bf16)
+            look = Evaluator(model, session.search_batches(), session.device, self.bf16)
             watched = {"largest": self.space.largest(), "smallest": self.space.smallest()}
 
             def figures() -> dict[str, float]:
@@ -276,7 +275,7 @@ class Supernet:
                 return dict(zip(watched, look(list(watched.values())), strict=True))
 
             session.fit(model, RULES[settings.rule](self.space, settings.alike), settings, self.stage, figures)
-            self._evaluator = Evaluator(model, session.search_batches(), session.device, together, self.bf16)
+            self._evaluator = Evaluator(model, session.search_batches(), session.device, self.bf16)
             self.before = None
         return self._evaluator
 
@@ -285,14 +284,13 @@ class Supernet:
         session, run = self.session, self.session.run
         known = {c.arch: run.accuracy(stage, c.arch) for c in candidates}
         todo = list({c.arch: c for c in candidates if known[c.arch] is None}.values())
-        together = session.config.evaluate.together
-        for i in range(0, len(todo), together):
-            group, evaluator = todo[i : i + together], self._ready()
-            evaluator.known.clear()  # only the folder decides what is known, so a resumed run makes the same passes
-            percents = evaluator([c.arch for c in group])
-            known.update({c.arch: p for c, p in zip(group, percents, strict=True)})
-            run.record_trials(stage, [vars(session.trial(c, float(p), generation)) for c, p in zip(group, percents)])
-            session.progress.step(stage, i + len(group), len(todo), {})
+        for done, candidate in enumerate(todo, 1):
+            evaluator = self._ready()
+            evaluator.known.clear()  # only the folder decides what is known
+            (percent,) = evaluator([candidate.arch])
+            known[candidate.arch] = percent
+            run.record_trials(stage, [vars(session.trial(candidate, percent, generation))])
+            session.progress.step(stage, done, len(todo), {})
         return [session.trial(c, float(known[c.arch] or 0.0), generation) for c in candidates]
 
     def spread(self, t: int) -> None:

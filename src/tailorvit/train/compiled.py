@@ -62,9 +62,9 @@ def compiled(model: nn.Module, evaluation: bool = False) -> Callable[..., Tensor
         block.fast, block.fast_always = fast, evaluation
     elastic: Any = model
 
-    def call(x: Tensor, arch: Any = None, masked: bool = False) -> Tensor:
-        if masked or not isinstance(arch, Arch):
-            out: Tensor = elastic(x, arch, masked)
+    def call(x: Tensor, arch: Arch | None = None) -> Tensor:
+        if arch is None:
+            out: Tensor = elastic(x)
             return out
         switches = elastic.switches(arch)
         switches = switches.pin_memory() if x.is_cuda else switches  # or the host would wait for the copy
