@@ -334,5 +334,3 @@ def test_refused_architectures():
     model = SHUNTED.supernet(SMALL)
     with pytest.raises(TailorError, match="too small for the architecture: 'mlp'"):
         model(pictures(SMALL), shunted_arch(8, 1, 5))
-    with pytest.raises(TailorError, match="sliced only"):
-        model(pictures(SMALL), [SMALL.largest()])

@@ -1,8 +1,8 @@
-"""A block's weights cut and cast in one Triton launch, and their gradients put back whole in another.
+"""Triton kernels that cut and cast all weights of a block in one launch, and pad their gradients in another.
 
-Cut one by one, the weights of a 14-block ViT of 1.5M parameters were 590 of the 1,483 kernels of a training step on an
-H200, one or two microseconds each. Addresses go in as plain numbers, which a CUDA graph records with the launch;
-sizes lie in a table on the device, made once per shape and kept, as a recording reads it at every replay.
+Cut one by one, the weights of a 14-block ViT of 1.5M parameters took 590 of the 1,483 kernels of a training step on an
+H200, one or two microseconds each. Addresses are passed as plain numbers, which a CUDA graph records with the launch.
+Sizes are in a table on the device, made once per shape and never freed, since a recording reads it at every replay.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,import-untyped"
 # ruff: noqa: ANN001, ANN202
 
-MOST = 16  # parameters of a block with relative position; another argument per kernel for each
+MAX_PARAMETERS = 16  # a block with relative position has as many; each is an argument of the kernels
 AXES = 4
-ROW = 16  # numbers a parameter has in the table
-BLOCK = 512  # elements of a program: a 1.5M-parameter supernet's block then has programs for all 132 multiprocessors
-ALIGN = 32  # each gradient starts on 128 bytes, which vector loads of the optimiser want
-ADDRESSES = [f"{kind}{i}" for kind in "ao" for i in range(MOST)] + ["inner", "hidden"]
+ROW = 16  # numbers per parameter in the table
+BLOCK = 512  # elements per program: a block of a 1.5M-parameter supernet then has work for all 132 multiprocessors
+ALIGN = 32  # each gradient starts at a multiple of 128 bytes, for the optimiser's vector loads
+ADDRESSES = [f"{kind}{i}" for kind in "ao" for i in range(MAX_PARAMETERS)] + ["inner", "hidden"]
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _cut(
     o0, o1, o2, o3, o4, o5, o6, o7, o8, o9, o10, o11, o12, o13, o14, o15,
     half: tl.constexpr, row: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one parameter's box, in order of the box, to a tensor of its own."""
+    """Copy one piece of one parameter's box, in the order of the box, to the new tensor."""
     t = tl.load(work + 2 * tl.program_id(0))
     i = tl.load(work + 2 * tl.program_id(0) + 1) + tl.arange(0, block)
     own = table + t * row
@@ -83,7 +83,7 @@ def _uncut(
     a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
     half: tl.constexpr, row: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one parameter's whole gradient: that of the box inside it, zero around it."""
+    """Write one piece of one parameter's full gradient: that of the box inside, zero around it."""
     t = tl.load(work + 2 * tl.program_id(0))
     i = tl.load(work + 2 * tl.program_id(0) + 1) + tl.arange(0, block)
     own = table + t * row
@@ -101,7 +101,7 @@ def _uncut(
     else:
         value = tl.load(source.to(tl.pointer_type(tl.float32)) + at, live, 0.0)
         value = _masked(value, which, k, live, inner, hidden, tl.float32)
-    # A mask is not read outside the box, where zero times zero is what is left.
+    # Outside the box the mask is not loaded: the value is zero times zero.
     tl.store(whole + start + i, value, i < n0 * n1 * n2 * n3)
 
 
@@ -115,7 +115,7 @@ Masks = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies for parameters and boxes of given shapes: on the device what kernels read, and sizes."""
+    """Tables the kernels read, and sizes, for parameters and boxes of given shapes."""
 
     table: Tensor  # (parameters, ROW): box, strides, whole shape, start of the gradient, 16 bits?, which mask
     cuts: Tensor  # (programs, 2): parameter, first element in its box
@@ -134,7 +134,7 @@ def _four(sizes: Sequence[int], fill: int) -> tuple[int, ...]:
 
 
 def _work(counts: Sequence[int], device: torch.device) -> Tensor:
-    """Programs that together go through so many elements of each parameter."""
+    """(parameter, first element) of every program, to cover that many elements of each parameter."""
     pieces = [(t, first) for t, count in enumerate(counts) for first in range(0, count, BLOCK)]
     return torch.tensor(pieces, dtype=torch.int32, device=device)
 
@@ -142,7 +142,7 @@ def _work(counts: Sequence[int], device: torch.device) -> Tensor:
 def layout_of(
     boxes: Sequence[Box], dtypes: Sequence[torch.dtype], masks: Masks, whole: Sequence[Tensor]
 ) -> Layout | None:
-    """The layout for these parameters, or None where the kernels do not serve them; ``masks`` are at most two."""
+    """The layout for these parameters, or None where the kernels cannot handle them; at most two masks."""
     device = whole[0].device
     if device.type != PLACE or (device.index is not None and device.index != torch.cuda.current_device()):
         return None
@@ -154,7 +154,7 @@ def layout_of(
     key = (device, marks, *dtypes, *parts, *((w.shape, w.stride(), w.dtype, w.device) for w in whole))
     if key not in _LAYOUTS:
         if PLACE == "cuda" and torch.cuda.is_current_stream_capturing():
-            return None  # a table cannot be brought over now; whoever records has run the work once before
+            return None  # a table cannot be copied to the device now; recorders run the work once before
         _LAYOUTS[key] = _make(parts, dtypes, marks, whole)
     return _LAYOUTS[key]
 
@@ -163,7 +163,7 @@ def _make(
     parts: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype], marks: Sequence[bool], whole: Sequence[Tensor]
 ) -> Layout | None:
     device, short = whole[0].device, {d for d in dtypes if d != torch.float32}
-    known = short <= HALVES.keys() and len(short) <= 1 and sum(marks) <= 2 and len(whole) <= MOST
+    known = short <= HALVES.keys() and len(short) <= 1 and sum(marks) <= 2 and len(whole) <= MAX_PARAMETERS
     alike = all(w.dtype == torch.float32 and w.device == device and 1 <= w.dim() <= AXES for w in whole)
     sizes = [-(-w.numel() // ALIGN) * ALIGN for w in whole]
     # Kernels count in 32 bits.
@@ -186,17 +186,17 @@ def _make(
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:
     found = [t.data_ptr() for t in tensors]
-    return found + found[:1] * (MOST - len(found))
+    return found + found[:1] * (MAX_PARAMETERS - len(found))
 
 
 def _switches(masks: Masks, like: Tensor) -> list[Tensor]:
-    """Two masks as the kernels read them; where there is none, something that has an address."""
+    """Two masks as the kernels read them; a missing one is replaced by any tensor with an address."""
     found = [m.to(torch.float32).contiguous() for m in masks if m is not None]
     return found + [like] * (2 - len(found))
 
 
 def cut(layout: Layout, masks: Masks, whole: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The boxes of all parameters as tensors of their own, leading axes merged, times their masks."""
+    """The boxes of all parameters as new tensors, leading axes merged, times their masks."""
     device = layout.table.device
     out = tuple(torch.empty(s, dtype=d, device=device) for s, d in zip(layout.shapes, layout.dtypes, strict=True))
     first, second = _switches(masks, layout.table)
@@ -208,7 +208,7 @@ def cut(layout: Layout, masks: Masks, whole: Sequence[Tensor]) -> tuple[Tensor, 
 
 
 def uncut(layout: Layout, masks: Masks, grads: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """Whole gradients from those of the cut tensors, all in one allocation."""
+    """Full gradients of the parameters from those of the cut tensors, in one allocation."""
     whole = torch.empty(sum(layout.sizes), dtype=torch.float32, device=layout.table.device)
     grads = [g.contiguous() for g in grads]
     first, second = _switches(masks, layout.table)

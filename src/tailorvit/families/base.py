@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.elastic.slicing import Width
+from tailorvit.errors import TailorError
 from tailorvit.space import Dim, Scope, Space
 
 
@@ -87,6 +88,18 @@ class Family:
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
     fit: Callable[[Space], Space] = field(default=lambda space: space)  # dimensions brought in line with the settings
     uneven: tuple[str, ...] = ()  # genes whose greater value may cost less: windows that pad a map by less
+
+
+def require_room(needs: Iterable[tuple[str, int, int]], where: str = "") -> None:
+    """Refuse an architecture for which a supernet has no weights; ``needs`` are (gene, needed, there).
+
+    Prefixes would silently run a smaller network.
+    """
+    for gene, needed, there in needs:
+        if needed > there:
+            raise TailorError(
+                f"The supernet is too small for the architecture: '{gene}'{where} needs {needed} of {there}."
+            )
 
 
 def around(arch: Arch) -> tuple[Dim, ...]:

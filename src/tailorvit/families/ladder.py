@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.elastic.layers import LayerNorm, Linear
-from tailorvit.elastic.layers import drop_path as dropped
+from tailorvit.elastic.layers import LayerNorm, Linear, drop_path
 from tailorvit.elastic.slicing import Width, prefix, transformer_slices
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
-from tailorvit.families.base import Family, Layer
+from tailorvit.families.base import Family, Layer, require_room
 from tailorvit.families.by_block import GENES
 from tailorvit.families.ladder_named import (
     ARCHS,
@@ -50,7 +49,7 @@ class BlockPlan:
 
 
 class Attention(nn.Module):
-    """Of x on y. Weights are kept as (3, heads, head_dim, width): head j is the same rows in every sub-network."""
+    """Attention of x to y; the weight is (3, heads, head_dim, width): head j is the same rows in every sub-network."""
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class Mlp(nn.Module):
 
 
 class Tap(nn.Module):
-    """A rung: what a trunk layer gives, at the decoder's width; in design lst with the gate that mixes it in."""
+    """Brings the features of a trunk layer to the decoder's width; in design lst with the gate that mixes them in."""
 
     def __init__(self, frame: LadderFrame, width: int) -> None:
         super().__init__()
@@ -98,11 +97,11 @@ class Tap(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, width: Width) -> tuple[Tensor, Tensor]:
         """The two inputs of the block."""
-        rung = self.proj(y if self.norm is None else self.norm(y, self.inputs), self.inputs, width)
+        features = self.proj(y if self.norm is None else self.norm(y, self.inputs), self.inputs, width)
         if self.alpha is None:
-            return x, rung
+            return x, features
         gate = torch.sigmoid(self.alpha / TEMPERATURE)
-        return gate * x + (1 - gate) * rung, y
+        return gate * x + (1 - gate) * features, y
 
 
 class Block(nn.Module):
@@ -119,10 +118,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, width: Width, plan: BlockPlan) -> Tensor:
         """(B, Q, width) to (B, Q, width)."""
-        mine = self.norm1(x, width)
-        other = mine if self.norm3 is None else self.norm3(y, width)
-        x = x + dropped(self.attn(mine, other, width, plan), self.rate, self.training)
-        return x + dropped(self.mlp(self.norm2(x, width), width, plan.hidden), self.rate, self.training)
+        queries = self.norm1(x, width)
+        keys = queries if self.norm3 is None else self.norm3(y, width)
+        x = x + drop_path(self.attn(queries, keys, width, plan), self.rate, self.training)
+        return x + drop_path(self.mlp(self.norm2(x, width), width, plan.hidden), self.rate, self.training)
 
 
 # -- model ------------------------------------------------------------------------------------------------------------
@@ -131,8 +130,8 @@ class Block(nn.Module):
 class ElasticLadder(nn.Module):
     """The supernet and every sub-network: ``model(x, arch)``; no arch means the largest.
 
-    Blocks are counted from the first, taps from the trunk's last: a rung belongs to one trunk layer in every member,
-    whatever the depth, as its matrix learns what that layer says.
+    Blocks are counted from the first, ``taps`` from the trunk's last layer: each belongs to one trunk layer in every
+    sub-network, whatever the depth, since its matrix is trained on the features of that layer.
     """
 
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
@@ -158,15 +157,14 @@ class ElasticLadder(nn.Module):
         """Widths for one call; refuses what the supernet has no weights for."""
         embed, frame = int(arch.one("embed")), self.frame
         hidden = [frame.hidden(embed, m) for m in arch.many("mlp")]
-        wanted = {
-            "depth": (len(arch.many("heads")), len(self.blocks)),
-            "embed": (embed, self.embed),
-            "heads": (int(max(arch.many("heads"))), self.heads),
-            "mlp": (max(hidden), self.hidden),
-        }
-        for gene, (asked, there) in wanted.items():
-            if asked > there:
-                raise TailorError(f"The supernet is too small for the architecture: '{gene}' needs {asked} of {there}.")
+        require_room(
+            [
+                ("depth", len(arch.many("heads")), len(self.blocks)),
+                ("embed", embed, self.embed),
+                ("heads", int(max(arch.many("heads"))), self.heads),
+                ("mlp", max(hidden), self.hidden),
+            ]
+        )
         _check(frame, embed, len(hidden))
         return Width(frame.width(embed)), [
             BlockPlan(Width(int(h)), Width(int(h) * frame.head_dim), Width(m))
@@ -174,17 +172,17 @@ class ElasticLadder(nn.Module):
         ]
 
     def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
-        """Logits (B, classes) of one arch, from taps (B, taps, tokens, features)."""
+        """Logits (B, classes) of one architecture, from trunk features (B, layers, tokens, features)."""
         width, plans = self.plan(arch or self.space.largest())
-        taps, depth = x, len(plans)
+        features, depth = x, len(plans)
         first = self.frame.channels - depth
         if self.query is not None:
-            x = prefix(self.query, None, None, width).expand(taps.shape[0], -1, -1)
+            x = prefix(self.query, None, None, width).expand(features.shape[0], -1, -1)
         else:
             assert self.entry is not None
-            x = self.entry(taps[:, max(first - 1, 0)], Width(self.frame.features), width)
+            x = self.entry(features[:, max(first - 1, 0)], Width(self.frame.features), width)
         for i, plan in enumerate(plans):
-            y = taps[:, first + i]
+            y = features[:, first + i]
             if self.taps:
                 x, y = self.taps[depth - 1 - i](x, y, width)
             x = self.blocks[i](x, y, width, plan)
@@ -206,11 +204,11 @@ class ElasticLadder(nn.Module):
             "head.bias": (),
         }
         for i, plan in enumerate(plans):
-            rung: dict[str, tuple[Width | None, ...]] = {"proj.weight": (d,), "proj.bias": (d,), "alpha": ()}
-            rung |= {"norm.weight": (), "norm.bias": ()}
-            here = transformer_slices(d, plan.heads, plan.inner, plan.hidden, norms=3)
-            used.update({f"blocks.{i}.{k}": v for k, v in here.items()})
-            used.update({f"taps.{i}.{k}": v for k, v in rung.items()})
+            tap: dict[str, tuple[Width | None, ...]] = {"proj.weight": (d,), "proj.bias": (d,), "alpha": ()}
+            tap |= {"norm.weight": (), "norm.bias": ()}
+            block = transformer_slices(d, plan.heads, plan.inner, plan.hidden, norms=3)
+            used.update({f"blocks.{i}.{k}": v for k, v in block.items()})
+            used.update({f"taps.{i}.{k}": v for k, v in tap.items()})
         names = dict(self.named_parameters())
         return {k: v for k, v in used.items() if k in names}
 
@@ -230,8 +228,8 @@ def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainLadder:
     weights, state = dict(model.named_parameters()), {}
     for name, widths in model.slices(arch).items():
         weight = prefix(weights[name].detach(), *widths)
-        room, *rest = name.split(".")
-        if room == "taps":
+        part, *rest = name.split(".")
+        if part == "taps":
             name = ".".join(["taps", str(depth - 1 - int(rest[0])), *rest[1:]])
         if "qkv_" in name:
             state[name.replace("qkv_", "q.")] = weight[0].flatten(0, 1)

@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.elastic.layers import drop_path as dropped
-from tailorvit.elastic.per_head import Axes, Dense, Filters, Group
+from tailorvit.elastic.layers import Axes, Dense, Filters, PlainAxis, drop_path
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
-from tailorvit.families.base import Family, Layer
+from tailorvit.families.base import Family, Layer, require_room
 from tailorvit.families.pit_named import (
     ARCHS,
     GENES,
@@ -40,8 +39,8 @@ from tailorvit.plain.pit import PitFrame, PlainPiT, pit_initialise
 from tailorvit.space import Space
 
 # -- modules ----------------------------------------------------------------------------------------------------------
-# A stage's channels are kept as (heads, base) and cut on both axes, so that head j of every member shares its weights
-# whatever the base is; one axis of heads * base would hand head 1 of a narrow member to head 0 of a wide one.
+# A stage's channels have the shape (heads, base) and are cut on both axes, so that head j of every sub-network shares
+# its weights whatever the base is; one axis of heads * base would mix head 1 of a narrow one with head 0 of a wide one.
 
 
 class Attention(nn.Module):
@@ -87,15 +86,15 @@ class Block(nn.Module):
         """(B, N, embed) to (B, N, embed)."""
         size = (x.shape[-1],)
         branch = self.attn(F.layer_norm(x, size, *self.norm1.cut(width), self.eps), width)
-        x = x + dropped(branch, self.rate, self.training)
+        x = x + drop_path(branch, self.rate, self.training)
         branch = self.mlp(F.layer_norm(x, size, *self.norm2.cut(width), self.eps), width, hidden)
-        return x + dropped(branch, self.rate, self.training)
+        return x + drop_path(branch, self.rate, self.training)
 
 
 class Pool(nn.Module):
-    """To the next stage: head h' there filters head h' mod heads here, so most heads keep their source in all members.
+    """To the next stage: its head h' filters head h' mod heads, so most heads have the same source in all sub-networks.
 
-    timm's grouped convolution hands each channel's copies to neighbours instead, which is the same network with its
+    timm's grouped convolution puts the copies of a channel side by side instead, which is the same network with its
     channels in another order; :func:`extract` reorders them.
     """
 
@@ -112,7 +111,7 @@ class Pool(nn.Module):
 
 
 class Stage(nn.Module):
-    """Pooling, but in the first stage, and blocks."""
+    """Pooling (in all stages but the first) and blocks."""
 
     def __init__(self, pool: Pool | None, blocks: Sequence[Block]) -> None:
         super().__init__()
@@ -139,7 +138,7 @@ class ElasticPiT(nn.Module):
         base, frame = int(space["base"].high), self.frame
         widths = [(int(space[f"heads.{s}"].high), base) for s in STAGES]
         depths = [int(space[f"depth.{s}"].high) for s in STAGES]
-        self.most, self.depths = widths, depths
+        self.widths, self.depths = widths, depths
         self.hidden = [hidden_width(h * b, space["mlp"].high) for h, b in widths]
         # Rates belong to the absolute block index of the largest network, so a block keeps its rate in all.
         total = sum(depths)
@@ -159,7 +158,7 @@ class ElasticPiT(nn.Module):
         pit_initialise(self, min(h * b for h, b in widths), frame.init, self._inputs())
 
     def _inputs(self) -> dict[str, int]:
-        """Numbers an output is summed from, per weight: what is left of its shape behind the shape of the bias."""
+        """Inputs of an output, per weight: the rest of its shape after the shape of the bias."""
         owners = {n: m for n, m in self.named_modules() if isinstance(m, Dense | Filters)}
         return {f"{n}.weight": m.weight.numel() // m.bias.numel() for n, m in owners.items()}
 
@@ -167,22 +166,17 @@ class ElasticPiT(nn.Module):
         """Widths (heads, base) and hidden width per stage; refuses what the supernet has no weights for."""
         base, heads = int(arch.one("base")), [int(arch.one(f"heads.{s}")) for s in STAGES]
         hidden = [hidden_width(base * h, arch.one("mlp")) for h in heads]
-        asked = {"base": (base, self.most[0][1])}
+        needs = [("base", base, self.widths[0][1])]
         for i, s in enumerate(STAGES):
-            asked[f"depth.{s}"] = (int(arch.one(f"depth.{s}")), self.depths[i])
-            asked[f"heads.{s}"] = (heads[i], self.most[i][0])
-        asked["mlp"] = max(zip(hidden, self.hidden, strict=True), key=lambda pair: pair[0] - pair[1])
-        for gene, (wanted, there) in asked.items():
-            if wanted > there:
-                raise TailorError(
-                    f"The supernet is too small for the architecture: '{gene}' needs {wanted} of {there}."
-                )
+            needs.append((f"depth.{s}", int(arch.one(f"depth.{s}")), self.depths[i]))
+            needs.append((f"heads.{s}", heads[i], self.widths[i][0]))
+        require_room([*needs, *(("mlp", mine, there) for mine, there in zip(hidden, self.hidden, strict=True))])
         _check_pool(heads[0], heads[1])
         _check_pool(heads[1], heads[2])
         return [(Width(h), Width(base)) for h in heads], [Width(h) for h in hidden]
 
     def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
-        """Logits (B, classes) of one arch."""
+        """Logits (B, classes) of one architecture."""
         arch = arch or self.space.largest()
         widths, hidden = self.plan(arch)
         x = F.conv2d(x, *self.patch_embed.conv.cut(widths[0]), stride=self.frame.stride)
@@ -200,36 +194,36 @@ class ElasticPiT(nn.Module):
         logits: Tensor = self.head(token, (None,), widths[-1])
         return logits
 
-    def groups(self, arch: Arch) -> dict[str, tuple[Group, ...]]:
-        """Per parameter, the axes this arch cuts, as they lie together in the plain network."""
+    def plain_axes(self, arch: Arch) -> dict[str, tuple[PlainAxis, ...]]:
+        """Per parameter, the axes this arch cuts, grouped as axes of the plain network."""
         widths, hidden = self.plan(arch)
-        here = [Group(w, s) for s, w in enumerate(widths)]
-        used: dict[str, tuple[Group, ...]] = {"pos_embed": (here[0],), "cls_token": (here[0],)}
+        embed = [PlainAxis(w, s) for s, w in enumerate(widths)]
+        used: dict[str, tuple[PlainAxis, ...]] = {"pos_embed": (embed[0],), "cls_token": (embed[0],)}
 
-        def put(name: str, out: Group, *inputs: Group) -> None:
+        def put(name: str, out: PlainAxis, *inputs: PlainAxis) -> None:
             used[f"{name}.weight"], used[f"{name}.bias"] = (out, *inputs), (out,)
 
-        put("patch_embed.conv", here[0])
-        put("norm", here[-1])
-        put("head", Group((None,)), here[-1])
+        put("patch_embed.conv", embed[0])
+        put("norm", embed[-1])
+        put("head", PlainAxis((None,)), embed[-1])
         for s, width in enumerate(widths):
-            stage, inner, wide = f"transformers.{s}", Group((None, *width)), Group((hidden[s],))
+            stage, qkv, wide = f"transformers.{s}", PlainAxis((None, *width)), PlainAxis((hidden[s],))
             if s:
-                put(f"{stage}.pool.conv", here[s])
-                put(f"{stage}.pool.fc", here[s], here[s - 1])
+                put(f"{stage}.pool.conv", embed[s])
+                put(f"{stage}.pool.fc", embed[s], embed[s - 1])
             for i in range(int(arch.one(f"depth.{STAGES[s]}"))):
                 block = f"{stage}.blocks.{i}"
-                put(f"{block}.norm1", here[s])
-                put(f"{block}.attn.qkv", inner, here[s])
-                put(f"{block}.attn.proj", here[s], Group(width))
-                put(f"{block}.norm2", here[s])
-                put(f"{block}.mlp.fc1", wide, here[s])
-                put(f"{block}.mlp.fc2", here[s], wide)
+                put(f"{block}.norm1", embed[s])
+                put(f"{block}.attn.qkv", qkv, embed[s])
+                put(f"{block}.attn.proj", embed[s], PlainAxis(width))
+                put(f"{block}.norm2", embed[s])
+                put(f"{block}.mlp.fc1", wide, embed[s])
+                put(f"{block}.mlp.fc2", embed[s], wide)
         return used
 
     def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter, the prefix this arch uses."""
-        return {name: tuple(w for g in groups for w in g.axes) for name, groups in self.groups(arch).items()}
+        return {name: tuple(w for axis in axes for w in axis.axes) for name, axes in self.plain_axes(arch).items()}
 
 
 def build(frame: PitFrame, arch: Arch, drop_path: Any = 0.0) -> PlainPiT:
@@ -257,12 +251,12 @@ def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainPiT:
     device = model.cls_token.device
     orders = [o.to(device) for o in _orders(int(arch.one("base")), [int(arch.one(f"heads.{s}")) for s in STAGES])]
     weights, state = dict(model.named_parameters()), {}
-    for name, groups in model.groups(arch).items():
-        weight = prefix(weights[name].detach(), *(w for g in groups for w in g.axes))
-        for axis, group in enumerate(groups):
-            weight = weight.flatten(axis, axis + len(group.axes) - 1)
-            if group.stage is not None:
-                weight = weight.index_select(axis, orders[group.stage])
+    for name, axes in model.plain_axes(arch).items():
+        weight = prefix(weights[name].detach(), *(w for axis in axes for w in axis.axes))
+        for i, axis in enumerate(axes):
+            weight = weight.flatten(i, i + len(axis.axes) - 1)
+            if axis.stage is not None:
+                weight = weight.index_select(i, orders[axis.stage])
         state[name] = weight
     return assemble(lambda: build(model.frame, arch, rates), state, share)
 

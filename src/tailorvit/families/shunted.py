@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from tailorvit.arch import Arch
 from tailorvit.elastic.layers import drop_path
 from tailorvit.elastic.slicing import Width, prefix
-from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
-from tailorvit.families.base import Family
+from tailorvit.families.base import Family, require_room
 from tailorvit.families.shunted_counts import frame_of, layers, outline, segments, shapes
 from tailorvit.families.shunted_named import ARCHS, SPACES, TINY, auto_space, baseline, settle, shrink, shunted_arch
 from tailorvit.families.shunted_views import attention
@@ -107,9 +106,9 @@ class Keys(nn.Module):
             x = as_tokens(_conv(self.sr, filled(as_map(x, grid), self.cell), plan, self.cell))
             x, grid = F.gelu(_norm(self.norm, x, plan, self.eps)), cells(grid, self.cell)
         k, v = _linear(self.kv, x, plan, 3).unflatten(-1, (2, -1)).unbind(2)
-        near = _depthwise(self.local, v, plan, grid)
-        k, v, near = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (k, v, near))
-        return k, v, near
+        convolved = _depthwise(self.local, v, plan, grid)
+        k, v, convolved = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (k, v, convolved))
+        return k, v, convolved
 
 
 class Attention(nn.Module):
@@ -120,8 +119,8 @@ class Attention(nn.Module):
         self.heads, head = heads, embed // heads
         self.q = Weights([heads, (head, "head"), (embed, "embed")], [heads, (head, "head")])
         self.proj = Weights([(embed, "embed"), heads, (head, "head")], [(embed, "embed")])
-        sights = [(heads, None)] if reduction == 1 else [(heads // 2, reduction), (heads // 2, reduction // 2)]
-        self.sets = nn.ModuleList(Keys(embed, share, head, cell, eps) for share, cell in sights)
+        scales = [(heads, None)] if reduction == 1 else [(heads // 2, reduction), (heads // 2, reduction // 2)]
+        self.sets = nn.ModuleList(Keys(embed, share, head, cell, eps) for share, cell in scales)
 
     def forward(self, x: Tensor, grid: Grid, plan: Plan) -> Tensor:
         """(B, n, embed) to (B, n, embed)."""
@@ -158,14 +157,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, plan: Plan) -> Tensor:
         """(B, n, embed) to (B, n, embed)."""
-        seen = self.attn(_norm(self.norm1, x, plan, self.eps), grid, plan)
-        x = x + drop_path(seen, self.rate, self.training)
-        made = self.mlp(_norm(self.norm2, x, plan, self.eps), grid, plan)
-        return x + drop_path(made, self.rate, self.training)
+        branch = self.attn(_norm(self.norm1, x, plan, self.eps), grid, plan)
+        x = x + drop_path(branch, self.rate, self.training)
+        branch = self.mlp(_norm(self.norm2, x, plan, self.eps), grid, plan)
+        return x + drop_path(branch, self.rate, self.training)
 
 
 class Stem(nn.Module):
-    """Convolutions and batch norms of a fixed width, whose statistics fit every member; the last layer is elastic."""
+    """Convolutions and batch norms of fixed width, whose statistics fit all sub-networks; the last layer is elastic."""
 
     def __init__(self, frame: ShuntedFrame, embed: int) -> None:
         super().__init__()
@@ -238,31 +237,28 @@ class ElasticShunted(nn.Module):
             for s, (width, _, hidden) in enumerate(self.sizes)
         )
         self.head = Weights([self.frame.classes, (self.sizes[-1][0], "embed")], [self.frame.classes])
-        fresh = build(self.frame, largest).state_dict()  # one start for plain and elastic: same names, other shapes
+        fresh = build(self.frame, largest).state_dict()  # plain and elastic are initialised alike: same names
         with torch.no_grad():
             for name, p in self.named_parameters():
                 p.copy_(fresh[name].view(p.shape))
 
     def plans(self, arch: Arch) -> list[tuple[int, Plan]]:
-        """Blocks and widths of every stage; what the supernet has no weights for is refused."""
+        """Blocks and widths of every stage; refuses what the supernet has no weights for."""
         sizes, before = shapes(self.frame, int(arch.one("embed")), arch.one("mlp")), 0
         found: list[tuple[int, Plan]] = []
         depths = self.frame.depths(int(arch.one("depth")))
-        for depth, (embed, head, hidden), most, stage in zip(depths, sizes, self.sizes, self.stages, strict=True):
+        for depth, (embed, head, hidden), largest, stage in zip(depths, sizes, self.sizes, self.stages, strict=True):
             assert isinstance(stage, Stage)
-            wanted = {"depth": (depth, len(stage.blocks)), "embed": (embed, most[0]), "mlp": (hidden, most[2])}
-            for gene, (asked, there) in wanted.items():
-                if asked > there:
-                    raise TailorError(
-                        f"The supernet is too small for the architecture: '{gene}' needs {asked} of {there}."
-                    )
+            require_room(
+                [("depth", depth, len(stage.blocks)), ("embed", embed, largest[0]), ("mlp", hidden, largest[2])]
+            )
             widths = {"embed": Width(embed), "before": Width(before), "head": Width(head), "hidden": Width(hidden)}
             found.append((depth, widths))
             before = embed
         return found
 
     def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
-        """Logits (B, classes) of one arch."""
+        """Logits (B, classes) of one architecture."""
         plans = self.plans(self.space.largest() if arch is None else arch)
         x = self.patch_embed(x, plans[0][1])
         for stage, (depth, plan) in zip(self.stages, plans, strict=True):

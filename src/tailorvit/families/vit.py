@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.elastic.attention import Attention
-from tailorvit.elastic.compiled import Fast
-from tailorvit.elastic.layers import LayerNorm, Linear, Mlp, PatchEmbed, drop_path
+from tailorvit.elastic.compiled import BlockCall
+from tailorvit.elastic.layers import Attention, LayerNorm, Linear, Mlp, PatchEmbed, drop_path
 from tailorvit.elastic.slicing import Width, prefix, transformer_slices
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
-from tailorvit.families.base import Family, Layer
+from tailorvit.families.base import Family, Layer, require_room
 from tailorvit.families.by_block import GENES
 from tailorvit.families.vit_named import ARCHS, SPACES, auto_space, baseline, vit_arch
 from tailorvit.families.vit_readings import READINGS
@@ -52,8 +51,8 @@ class Block(nn.Module):
         super().__init__()
         reach = frame.reach if frame.relative else None
         self.rate, self.eps = rate, frame.eps
-        self.fast: Fast | None = None  # another execution of sliced calls in training (elastic/compiled.py)
-        self.fast_always = False  # and out of it
+        self.compiled: BlockCall | None = None  # runs instead of forward in training (elastic/compiled.py)
+        self.compiled_evaluation = False  # and in evaluation
         self.norm1 = LayerNorm(embed, frame.eps)
         official = frame.qkv == "official"
         self.attn = Attention(embed, heads, frame.head_dim, frame.qkv_bias, reach, places, execution, official)
@@ -62,8 +61,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, embed: Width, plan: BlockPlan) -> Tensor:
         """(B, N, embed) to (B, N, embed)."""
-        if self.fast is not None and (self.training or self.fast_always):
-            return self.fast(self, x, self.slices(embed, plan), plan.inner.reads, plan.hidden.reads)
+        if self.compiled is not None and (self.training or self.compiled_evaluation):
+            return self.compiled(self, x, self.slices(embed, plan), plan.inner.reads, plan.hidden.reads)
         x = x + drop_path(self.attn(self.norm1(x, embed), embed, plan.heads, plan.inner), self.rate, self.training)
         return x + drop_path(self.mlp(self.norm2(x, embed), embed, plan.hidden), self.rate, self.training)
 
@@ -101,28 +100,24 @@ class ElasticViT(nn.Module):
         self.norm = LayerNorm(self.embed, self.frame.eps)
         self.head = Linear(self.embed, self.frame.classes)
         initialise(self, self.embed)
-        conv = nn.Conv2d(self.frame.channels, self.embed, self.frame.patch)  # torch's own start for the patch weights
+        conv = nn.Conv2d(
+            self.frame.channels, self.embed, self.frame.patch
+        )  # for torch's initialisation of patch weights
         self.patch_embed.weight.data.copy_(conv.weight.data)
         assert conv.bias is not None
         self.patch_embed.bias.data.copy_(conv.bias.data)
 
-    def _require(self, arch: Arch) -> None:
-        """Refuse what the supernet has no weights for: prefixes would silently run a smaller network."""
-        embed = int(arch.one("embed"))
-        wanted = {
-            "depth": (len(arch.many("heads")), len(self.blocks)),
-            "embed": (embed, self.embed),
-            "heads": (int(max(arch.many("heads"))), self.heads),
-            "mlp": (hidden_width(embed, max(arch.many("mlp"))), self.hidden),
-        }
-        for gene, (asked, there) in wanted.items():
-            if asked > there:
-                raise TailorError(f"The supernet is too small for the architecture: '{gene}' needs {asked} of {there}.")
-
     def plan(self, arch: Arch) -> tuple[Width, list[BlockPlan]]:
         """The widths of an architecture: of the embedding, and of every block."""
-        self._require(arch)
         embed, dim = int(arch.one("embed")), self.frame.head_dim
+        require_room(
+            [
+                ("depth", len(arch.many("heads")), len(self.blocks)),
+                ("embed", embed, self.embed),
+                ("heads", int(max(arch.many("heads"))), self.heads),
+                ("mlp", hidden_width(embed, max(arch.many("mlp"))), self.hidden),
+            ]
+        )
         return Width(embed), [
             BlockPlan(Width(int(h)), Width(int(h) * dim), Width(hidden_width(embed, m)))
             for h, m in zip(arch.many("heads"), arch.many("mlp"), strict=True)
@@ -193,7 +188,7 @@ class ElasticViT(nn.Module):
 def build(frame: Frame, arch: Arch, drop_path: Any = 0.0, execution: Execution = "auto") -> PlainViT:
     """The plain network of an architecture, freshly initialised."""
     heads = [int(h) for h in arch.many("heads")]
-    frame = replace(frame, qkv="aligned")  # a network of one size has nothing to cut
+    frame = replace(frame, qkv="aligned")  # a network of one size is never cut
     return PlainViT(frame, int(arch.one("embed")), heads, arch.many("mlp"), drop_path, execution)
 
 

@@ -59,7 +59,7 @@ def stages_of(frame: WindowedFrame, arch: Arch) -> Stages:
 
 
 def supernet(space: Space, drop_path: float = 0.0, execution: str = "auto") -> ElasticWindows:
-    """The network in which every member of the space lives; there is one execution."""
+    """The supernet of a space; it has one execution, whatever ``execution`` says."""
     return ElasticWindows(space, frame_of(dict(space.fixed)), stages_of, drop_path)
 
 

@@ -1,7 +1,7 @@
 """Elastic four-stage network with attention in windows, shared by the swin and windowed families.
 
-A family reads an architecture into stages (``WindowStage``); all else is the same. Parameters are kept in shapes in
-which every slice is a prefix: heads and head width apart, bias tables with the smallest offsets first (0, -1, 1, -2,
+A family turns an architecture into stages (``WindowStage``); everything else is shared. Parameters have shapes in which
+every slice is a prefix: heads and head width on two axes, bias tables with the smallest offsets first (0, -1, 1, -2,
 ...), the four quarters of a merge side by side per channel.
 """
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from tailorvit.arch import Arch
 from tailorvit.elastic.layers import LayerNorm, Linear, Mlp, PatchEmbed, drop_path
 from tailorvit.elastic.slicing import Width, prefix
-from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
+from tailorvit.families.base import require_room
 from tailorvit.plain.network import hidden_width
 from tailorvit.plain.window_cut import Cut, Sides, clipped, pair_mask, pair_offsets, window_attend, window_bias
 from tailorvit.plain.windowed import PlainWindowed, WindowFrame, WindowStage, quarters, start_windows
@@ -29,11 +29,11 @@ from tailorvit.space import Space
 Stages = tuple[WindowStage, ...]
 Slices = dict[str, tuple[Width | None, ...]]
 
-# -- remembered tensors: functions of shapes alone --------------------------------------------------------------------
+# -- cached tensors: functions of shapes alone ------------------------------------------------------------------------
 
 
 def centre_first(offset: Tensor) -> Tensor:
-    """Where an offset stands in a table ordered 0, -1, 1, -2, 2, ...: window w uses the first 2w - 1 entries."""
+    """The place of an offset in a table ordered 0, -1, 1, -2, 2, ...: window w uses the first 2w - 1 entries."""
     return 2 * offset.abs() - (offset < 0).long()
 
 
@@ -136,7 +136,7 @@ class Merge(nn.Module):
 
 
 class Stage(nn.Module):
-    """Merging (but for the first stage), then blocks of which an architecture uses the first."""
+    """Merging (in all stages but the first), then blocks, of which an architecture uses the first ones."""
 
     def __init__(self, frame: WindowFrame, stage: int, before: int, shape: WindowStage, rates: Sequence[float]) -> None:
         super().__init__()
@@ -170,29 +170,24 @@ class ElasticWindows(nn.Module):
         self.norm = LayerNorm(embed, frame.eps)
         self.head = Linear(embed, frame.classes)
         start_windows(self, embed)
-        conv = nn.Conv2d(frame.channels, self.shapes[0].embed, frame.patch)  # torch's own start for the patch weights
+        conv = nn.Conv2d(frame.channels, self.shapes[0].embed, frame.patch)  # for torch's initialisation
         assert conv.bias is not None
         self.patch_embed.weight.data.copy_(conv.weight.data)
         self.patch_embed.bias.data.copy_(conv.bias.data)
 
     def _require(self, stages: Stages) -> None:
-        """Refuse what the supernet has no weights for: prefixes would silently run a smaller network."""
-        for s, (asked, there) in enumerate(zip(stages, self.shapes, strict=True)):
+        """Refuse what the supernet has no weights for."""
+        for s, (stage, there) in enumerate(zip(stages, self.shapes, strict=True)):
             sides = self.frame.maps[s]
-            pairs = [("depth", len(asked.heads), len(there.heads)), ("embed", asked.embed, there.embed)]
-            for i in range(min(len(asked.heads), len(there.heads))):
-                pairs += [
-                    ("heads", asked.heads[i], there.heads[i]),
-                    ("head width", asked.head_dim[i], there.head_dim[i]),
-                    ("mlp", hidden_width(asked.embed, asked.mlp[i]), hidden_width(there.embed, there.mlp[i])),
-                    ("window", max(clipped(sides, asked.window[i])), max(clipped(sides, there.window[i]))),
+            needs = [("depth", len(stage.heads), len(there.heads)), ("embed", stage.embed, there.embed)]
+            for i in range(min(len(stage.heads), len(there.heads))):
+                needs += [
+                    ("heads", stage.heads[i], there.heads[i]),
+                    ("head width", stage.head_dim[i], there.head_dim[i]),
+                    ("mlp", hidden_width(stage.embed, stage.mlp[i]), hidden_width(there.embed, there.mlp[i])),
+                    ("window", max(clipped(sides, stage.window[i])), max(clipped(sides, there.window[i]))),
                 ]
-            for gene, wanted, most in pairs:
-                if wanted > most:
-                    raise TailorError(
-                        "The supernet is too small for the architecture: "
-                        f"'{gene}' of stage {s + 1} needs {wanted} of {most}."
-                    )
+            require_room(needs, f" of stage {s + 1}")
 
     def plan(self, arch: Arch) -> list[tuple[Width, list[BlockPlan]]]:
         """Per stage its width and the widths and cuts of its blocks."""
@@ -212,7 +207,7 @@ class ElasticWindows(nn.Module):
         ]
 
     def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
-        """Logits (B, classes) of one arch."""
+        """Logits (B, classes) of one architecture."""
         plan = self.plan(self.space.largest() if arch is None else arch)
         before = plan[0][0]
         x = self.patch_norm(self.patch_embed(x, before), before).unflatten(1, self.frame.maps[0])
