@@ -15,8 +15,8 @@ from tailorvit.cli import app
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch, named_space, with_fixed
-from tailorvit.families.shunted_named import settle, shunted_arch
-from tailorvit.plain.shunted import PlainShunted
+from tailorvit.families.shunted.plain import PlainShunted
+from tailorvit.families.shunted.spaces import settle, shunted_arch
 from tailorvit.rng import generator
 
 SHUNTED = FAMILIES["shunted"]

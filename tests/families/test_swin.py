@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from tailorvit import cli
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
-from tailorvit.families.swin import SWIN, frame_of, stages_of
-from tailorvit.families.swin_named import ARCHS, SPACES, settle, swin_arch
-from tailorvit.plain.windowed import PlainWindowed
+from tailorvit.families.windows.plain import PlainWindowed
+from tailorvit.families.windows.swin import ARCHS, SPACES, frame_of, settle, stages_of, swin_arch
+from tailorvit.families.windows.swin import FAMILY as SWIN
 from tailorvit.rng import generator
 
 

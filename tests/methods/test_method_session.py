@@ -10,12 +10,12 @@ from tailorvit.costs import Limits, Meter
 from tailorvit.data import open_data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_space
+from tailorvit.families.network import DropPath
 from tailorvit.methods import finish
 from tailorvit.methods import session as session_module
 from tailorvit.methods.plan import shrunk
 from tailorvit.methods.s4 import RunBook
 from tailorvit.methods.session import Session
-from tailorvit.plain.network import DropPath
 from tailorvit.progress import Progress
 from tailorvit.rng import generator
 from tailorvit.runs import Run

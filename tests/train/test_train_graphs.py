@@ -15,8 +15,8 @@ from train_toys import plain as toy_plain
 from train_toys import settings as toy_settings
 from train_toys import supernet as toy_supernet
 
-from tailorvit.elastic.compiled import compiled_block
 from tailorvit.families import family, with_fixed
+from tailorvit.families.vit.compiled import compiled_block
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, train
 from tailorvit.train import loop as loop_module

@@ -1,22 +1,14 @@
-"""Elastic layers: linear, norm, patch embedding, MLP, attention, drop path, and layers with channels per head."""
+"""Elastic layers: linear, norm, patch embedding, MLP, drop path, and layers with channels per head."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailorvit.elastic.slicing import Width, prefix, thirds
-from tailorvit.plain.relative import Execution, Places, Tables, attend_packed, table_rows
-
-# Whether our Triton kernels can run here: Triton comes with torch for CUDA on Linux.
-TRITON = torch.cuda.is_available() and find_spec("triton") is not None
-if TRITON:
-    # The kernel registers itself with plain/relative.py, which may import nothing of ours: exports carry it as text.
-    import tailorvit.plain.relative_kernel  # noqa: F401
+from tailorvit.elastic.slicing import Width, prefix
 
 
 class Linear(nn.Module):
@@ -76,52 +68,6 @@ class Mlp(nn.Module):
         """Same shape out as in."""
         out: Tensor = self.fc2(F.gelu(self.fc1(x, width, hidden)), hidden, width)
         return out
-
-
-class Attention(nn.Module):
-    """Multi-head attention with AutoFormer's relative position; heads are a prefix, their width never changes.
-
-    The weight has the shape (3, heads, head_dim, width), so head j uses the same rows in every sub-network. So does the
-    bias, unless ``official``: then it is flat and cut as in the released AutoFormer.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        head_dim: int,
-        bias: bool,
-        reach: int | None,
-        places: Places,
-        execution: Execution,
-        official: bool = False,
-    ) -> None:
-        super().__init__()
-        self.head_dim, self.places, self.execution = head_dim, places, execution
-        self.qkv_weight = nn.Parameter(torch.empty(3, heads, head_dim, width))
-        shape = (3 * heads * head_dim,) if official else (3, heads, head_dim)
-        self.qkv_bias = nn.Parameter(torch.empty(shape)) if bias else None
-        self.proj = Linear(heads * head_dim, width)
-        self.reach = reach
-        if reach is not None:
-            for name in Tables._fields:
-                self.register_parameter(f"rel_{name}", nn.Parameter(torch.empty(table_rows(reach), head_dim)))
-
-    def tables(self) -> Tables | None:
-        """The four relative-position tables, which every sub-network uses whole."""
-        return None if self.reach is None else Tables(*(getattr(self, f"rel_{n}") for n in Tables._fields))
-
-    def forward(self, x: Tensor, width: Width, heads: Width, inner: Width) -> Tensor:
-        """(B, N, width) to (B, N, width); ``inner`` is heads * head_dim."""
-        weight = prefix(self.qkv_weight, None, heads, None, width).flatten(0, 2)
-        bias: Tensor | None = self.qkv_bias
-        if bias is not None:
-            bias = thirds(bias, inner) if bias.dim() == 1 else prefix(bias, None, heads).flatten()
-        qkv = F.linear(x, weight, bias).unflatten(-1, (3, -1, self.head_dim))
-        scale = self.head_dim**-0.5
-        out = attend_packed(qkv, self.tables(), self.places, scale, self.execution, inner.reads)
-        projected: Tensor = self.proj(out, inner, width)
-        return projected
 
 
 def drop_path(x: Tensor, rate: float, training: bool) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tailorvit.arch import Arch
 from tailorvit.elastic.slicing import Width
 from tailorvit.errors import TailorError
+from tailorvit.families.network import PlainNetwork
 from tailorvit.space import Dim, Scope, Space
 
 
@@ -74,6 +75,7 @@ class Family:
     segments: Callable[[Arch], Sequence[Hashable]]  # an arch as a list of parts that repeat between archs
     layers: Callable[[Any, Hashable], Sequence[Layer]]  # the inventory of one such part
     supernet: Callable[..., nn.Module]  # (space, drop_path, execution) -> elastic network
+    plain: type[PlainNetwork]  # the class of its plain networks
     build: Callable[..., nn.Module]  # (frame, arch, drop_path, execution) -> plain network
     extract: Callable[..., nn.Module]  # (elastic network, arch, share=False) -> plain network; own weights, or views
     spaces: Mapping[str, Space]
@@ -88,6 +90,18 @@ class Family:
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
     fit: Callable[[Space], Space] = field(default=lambda space: space)  # dimensions brought in line with the settings
     uneven: tuple[str, ...] = ()  # genes whose greater value may cost less: windows that pad a map by less
+    fractional: tuple[str, ...] = ("mlp",)  # genes that may be fractions; all others are whole numbers
+    # (arch, shared settings, settings of the resized plain network) -> arch and shared settings that follow from it
+    resettle: Callable[[Arch, dict[str, Any], Mapping[str, Any]], tuple[Arch, dict[str, Any]]] = field(
+        default=lambda arch, fixed, settings: (arch, fixed)
+    )
+    # For scores: which part of the network a word in a layer's path names, and the output projection of the mixing part
+    # (attention, or what takes its place).
+    layer_words: Mapping[str, str] = field(
+        default_factory=lambda: {"attn": "msa", "mlp": "mlp", "patch_embed": "patch", "head": "head"}
+    )
+    output_layer: str = "proj"
+    experimental: bool = False
 
 
 def require_room(needs: Iterable[tuple[str, int, int]], where: str = "") -> None:

@@ -18,10 +18,10 @@ from tailorvit.errors import TailorError
 from tailorvit.export import Network, load
 from tailorvit.export.network import WEIGHTS, network_folder
 from tailorvit.families import family
+from tailorvit.families.network import PlainNetwork
+from tailorvit.families.resize import Windows, require_size, resized, resized_settings
+from tailorvit.families.windows.plain import Sides
 from tailorvit.methods.plan import around, tiny
-from tailorvit.plain import PlainNetwork
-from tailorvit.plain.resize import Windows, require_size, resized, resized_settings
-from tailorvit.plain.window_cut import Sides
 from tailorvit.rng import seed_everything
 from tailorvit.runs import Run
 from tailorvit.runs.atomic import write_bytes

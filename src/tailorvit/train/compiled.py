@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.elastic.compiled import compiled_block
+from tailorvit.families.vit.compiled import compiled_block
 
 
 class BlockByBlock:
