@@ -25,8 +25,8 @@ from tailorvit import Counter, named_space, open_data
 from tailorvit.costs.measure import cpu_name
 from tailorvit.data import augment_preset
 from tailorvit.families import family
-from tailorvit.plain.relative import EXECUTIONS, Places
-from tailorvit.plain.vit import Attention, Frame
+from tailorvit.families.vit.plain import Attention, Frame
+from tailorvit.families.vit.relative import EXECUTIONS, Places
 from tailorvit.rng import generator, seed_everything
 from tailorvit.train import Evaluator
 

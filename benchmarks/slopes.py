@@ -34,7 +34,7 @@ from tailorvit.costs import Limits, Meter
 from tailorvit.data import Batch
 from tailorvit.data.idx import open_fashion, open_idx
 from tailorvit.families import family
-from tailorvit.families.vit_named import vit_arch
+from tailorvit.families.vit.spaces import vit_arch
 from tailorvit.rng import generator, seed_everything
 from tailorvit.seek.survey import Survey
 from tailorvit.space import Dim, Space

@@ -131,7 +131,7 @@ def retrained(path: Path) -> None:
 def uniform(depth: int) -> Table:
     """The widest network of equal blocks, ratio 4 and 3 heads, under the limit."""
     from tailorvit.costs.count import Counter
-    from tailorvit.families.vit_named import vit_arch
+    from tailorvit.families.vit.spaces import vit_arch
 
     counter = Counter("vit", FIXED)
     fits = [e for e in range(8, 200, 4) if counter.both(vit_arch(depth=depth, embed=e, heads=3, mlp=4))[0] <= LIMIT]

@@ -42,7 +42,7 @@ class Case:
     """One shape: its tensors, the right answers, and one call forward or backward."""
 
     def __init__(self, kernel: Any, shape: tuple[int, int, tuple[int, int], int, int]) -> None:
-        from tailorvit.plain.relative import Places, Tables, attend, half_of
+        from tailorvit.families.vit.relative import Places, Tables, attend, half_of
 
         images, heads, grid, reach, dim = shape
         torch.manual_seed(0)

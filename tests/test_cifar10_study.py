@@ -22,7 +22,7 @@ from study.sizes import FULL, TINY
 
 import tailorvit
 from tailorvit.config import configure
-from tailorvit.families.vit_named import vit_arch
+from tailorvit.families.vit.spaces import vit_arch
 from tailorvit.seek.moves import moves
 
 WORKER = """

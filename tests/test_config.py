@@ -55,7 +55,7 @@ recipes = pytest.mark.parametrize("name", recipe_names())
         ({"train": {"betas": [0.9, 1]}}, "train.betas must lie in [0, 1)"),
         ({"final": {"how": "x"}}, "'inherit', 'finetune' or 'retrain'"),
         ({"final": {"candidates": 0}}, "final.candidates must be at least 1"),
-        ({"evaluate": {"together": 0}}, "evaluate.together must be at least 1"),
+        ({"evaluate": {"batch": 0}}, "evaluate.batch must be at least 1"),
         ({"evaluate": {"batch": 0}}, "evaluate.batch must be at least 1"),
         ({"data": {"search_share": 2}}, "data.search_share"),
         ({"data": {"image_size": "big"}}, "data.image_size cannot be 'big'"),

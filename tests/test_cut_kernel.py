@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tailorvit.elastic import compiled
+from tailorvit.families.vit import compiled
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton comes with torch for CUDA on Linux")
 HEAD = """
@@ -158,7 +158,7 @@ def test_kernels_compile_for_hopper(half: str, tmp_path, monkeypatch) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from tailorvit.elastic import cut_kernel
+    from tailorvit.families.vit import cut_kernel
 
     numbers = {"half": getattr(triton.language, half), "row": cut_kernel.ROW, "block": cut_kernel.BLOCK}
     pointers = {"table": "*i32", "work": "*i32", "whole": "*fp32"}

@@ -18,8 +18,8 @@ import tailorvit
 from tailorvit import cli
 from tailorvit.config import Config, configure, read_recipe, recipe_names
 from tailorvit.costs.limits import METRICS
+from tailorvit.families.vit.plain import Frame
 from tailorvit.methods.plan import tiny
-from tailorvit.plain.vit import Frame
 from tailorvit.search import SEARCHERS
 
 ROOT = Path(__file__).parent.parent

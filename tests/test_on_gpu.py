@@ -19,9 +19,9 @@ from tailorvit.data import augment_preset
 from tailorvit.data.batches import Reading
 from tailorvit.data.device import DeviceBatches
 from tailorvit.data.stream import StreamBatches
-from tailorvit.elastic import compiled as blocks
 from tailorvit.families import family
-from tailorvit.plain.relative import Places, Tables, attend, attend_packed
+from tailorvit.families.vit import compiled as blocks
+from tailorvit.families.vit.relative import Places, Tables, attend, attend_packed
 from tailorvit.rng import seed_everything
 from tailorvit.train import Evaluator, Fixed, SinglePath, TrainSettings, train
 from tailorvit.train.compiled import compiled

@@ -14,7 +14,6 @@ from tailorvit.errors import TailorError
 
 Scope = Literal["global", "stage", "block"]
 SCOPES: tuple[Scope, ...] = ("global", "stage", "block")
-WHOLE = ("depth", "heads", "embed", "base", "window", "qkv")  # counts: half a head would be cut off unseen
 
 
 def _plus(value: Value, steps: int, step: Value) -> Value:
@@ -43,7 +42,7 @@ class Dim:
             raise TailorError(
                 f"The choices of {where} must be positive, ascending and different, not {list(self.choices)}."
             )
-        if self.name in WHOLE and any(not isinstance(c, int) for c in choices):
+        if self.name == "depth" and any(not isinstance(c, int) for c in choices):
             raise TailorError(f"The choices of {where} must be whole numbers, not {list(self.choices)}.")
         gaps = [_plus(b, -1, a) for a, b in itertools.pairwise(choices)]
         shift = number(self.shift) or (min(gaps) if gaps else 1)

@@ -6,6 +6,7 @@ a line ``mixer = "my_package:FAMILY"`` adds the family ``mixer``. Parts are impo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from importlib import import_module, metadata
 from typing import Any, Generic, Protocol, TypeVar
@@ -77,6 +78,12 @@ class Registry(Mapping[str, T], Generic[T]):
                 f"The {self.kind} '{name}' of {_package(point)} is not a record with that name, but {record!r:.60}."
             )
         return record
+
+    def working(self) -> Iterator[T]:
+        """Every record that can be loaded; plug-ins that fail are passed over."""
+        for name in self:
+            with contextlib.suppress(TailorError):
+                yield self[name]
 
     def register(self, record: T) -> T:
         """Add a record for this program."""

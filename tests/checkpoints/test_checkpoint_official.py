@@ -39,22 +39,22 @@ def images():
 def test_thirds_by_hand():
     flat = torch.arange(12.0)
     assert thirds(flat, Width(2)).tolist() == [0, 1, 2, 3, 4, 5]
-    masked = thirds(flat, Width.masked([2, 4], 4, torch.device("cpu")))
-    assert masked.shape == (2, 1, 1, 12)
-    assert masked[0, 0, 0].view(3, 4)[:, :2].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert masked[1].flatten().tolist() == flat.tolist()
+    switched = thirds(flat, Width(4, reads=torch.tensor([1.0, 1.0, 0.0, 0.0])))
+    assert switched.shape == (12,)
+    assert switched.view(3, 4)[:, :2].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert thirds(flat, Width(4, reads=torch.ones(4))).tolist() == flat.tolist()
 
 
 @torch.no_grad()
-def test_sliced_masked_and_extracted_agree(model):
-    x, found = images(), archs(18)
-    together = model(x, found)
-    for arch, batched in zip(found, together, strict=True):
+def test_sliced_grouped_and_extracted_agree(model):
+    x, outputs = images(), []
+    for arch in archs(18):
         sliced, plain = model(x, arch), family("vit").extract(model, arch).eval()
-        for other in (batched, model(x, arch, masked=True), plain(x)):
+        for other in (model.grouped(x, model.group(arch), model.switches(arch)), plain(x)):
             torch.testing.assert_close(other, sliced, atol=1e-5, rtol=1e-5)
         assert sum(p.numel() for p in plain.parameters()) == COUNT.params(arch)
-    assert together.std(0).max() > 1e-2
+        outputs.append(sliced)
+    assert torch.stack(outputs).std(0).max() > 1e-2
 
 
 @torch.no_grad()
@@ -76,11 +76,10 @@ def test_the_bias_is_shared_out_of_line(model):
     assert felt(slice(4 * q, 6 * q)) == [False, True]  # values of the large one
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["sliced", "masked"])
-def test_gradients_reach_only_the_slice(model, masked):
+def test_gradients_reach_only_the_slice(model):
     for arch in archs(2):
         model.zero_grad(set_to_none=True)
-        model(images(), arch, masked=masked).square().sum().backward()
+        model(images(), arch).square().sum().backward()
         used = model.slices(arch)
         for name, p in model.named_parameters():
             inside = torch.zeros_like(p, dtype=torch.bool)

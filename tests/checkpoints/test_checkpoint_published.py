@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tailorvit.checkpoints import LOADERS, load_plain, load_supernet, read_state, recognise
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch
-from tailorvit.families.windowed_named import windowed_arch
+from tailorvit.families.windows.windowed import windowed_arch
 
 SMALL = {"dims": (16, 24, 32, 48), "depths": (2, 2, 3, 2), "heads": (2, 3, 4, 6), "windows": (4, 4, 4, 4)}
 FIXED = {"image_size": (64, 64), "patch": 4, "head_dim": 8, "eps": 1e-5}

@@ -14,7 +14,7 @@ from tailorvit.costs import Counter
 from tailorvit.elastic.slicing import prefix
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch, named_space, with_fixed
-from tailorvit.plain.relative import EXECUTIONS
+from tailorvit.families.vit.relative import EXECUTIONS
 from tailorvit.rng import generator
 
 
@@ -29,7 +29,6 @@ VARIED = [(SPACES[f][0], fixed) for f, rows in VARIANTS.items() for fixed in row
 VARIED_IDS = [f"{f}-{name}" for f, rows in VARIANTS.items() for name in rows]
 
 spaces = pytest.mark.parametrize("name", NAMES)
-masked_spaces = pytest.mark.parametrize("name", [n for n in NAMES if FAMILIES[named_space(n).family].masked])
 variants = pytest.mark.parametrize(("name", "fixed"), VARIED, ids=VARIED_IDS)
 
 
@@ -80,21 +79,16 @@ def close(a, b):
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def check_executions(space, model, archs, group):
-    """Sliced, masked, masked in groups and extracted agree, and the extracted network has the counted size."""
+def check_executions(space, model, archs):
+    """Sliced, grouped and extracted agree, and the extracted network has the counted size."""
     family, count, x = FAMILIES[space.family], counter(space), images(space)
-    if family.masked:
-        together = torch.cat([model(x, archs[i : i + group]) for i in range(0, len(archs), group)])
-    else:
-        together = torch.stack([model(x, arch) for arch in archs])
-    assert together.std(0).max() > 1e-2, "the architectures differ, so should their outputs"
-    for arch, batched in zip(archs, together, strict=True):
-        sliced = model(x, arch)
+    outputs = [model(x, arch) for arch in archs]
+    assert torch.stack(outputs).std(0).max() > 1e-2, "the architectures differ, so should their outputs"
+    for arch, sliced in zip(archs, outputs, strict=True):
         plain = family.extract(model, arch).eval()
-        if family.masked:
-            close(model(x, arch, masked=True), sliced)
-        close(batched, sliced)
         close(plain(x), sliced)
+        if hasattr(model, "grouped"):
+            close(model.grouped(x, model.group(arch), model.switches(arch)), sliced)
         assert sum(p.numel() for p in plain.parameters()) == count.params(arch)
 
 
@@ -113,14 +107,14 @@ def test_every_family_is_tested():
     assert set(VARIANTS) == set(FAMILIES)
 
 
-# -- one network, four executions -------------------------------------------------------------------------------------
+# -- one network, several executions ----------------------------------------------------------------------------------
 
 
 @spaces
 @torch.no_grad()
-def test_sliced_masked_batched_and_extracted_agree(name):
+def test_sliced_grouped_and_extracted_agree(name):
     space, model = supernet(name)
-    check_executions(space, model, sample(space, 170 if small(space, 8) else 30, name), 10)
+    check_executions(space, model, sample(space, 170 if small(space, 8) else 30, name))
 
 
 @variants
@@ -128,7 +122,7 @@ def test_sliced_masked_batched_and_extracted_agree(name):
 def test_variants_agree_and_are_counted(name, fixed):
     space, model = supernet(name, **fixed)
     archs = sample(space, 4, name)
-    check_executions(space, model, archs, 4)
+    check_executions(space, model, archs)
     for execution in executions(space):
         if execution == "fused" and 1 in counter(space).frame.grid:
             continue  # torch multiplies by the single row instead of taking a product, and counts nothing
@@ -142,22 +136,10 @@ def test_no_arch_means_the_largest(name):
     x = images(space)
     largest = space.largest()
     torch.testing.assert_close(model(x), model(x, largest), atol=0, rtol=0)
-    if FAMILIES[space.family].masked:
-        close(model(x, masked=True), model(x))
     used = model.slices(largest)
     for key, p in model.named_parameters():
         assert prefix(p, *used[key]).numel() == p.numel(), f"{key} is larger than the largest network"
     assert sum(p.numel() for p in model.parameters()) == counter(space).params(largest)
-
-
-@masked_spaces
-@torch.no_grad()
-def test_each_arch_may_have_its_own_images(name):
-    space, model = supernet(name)
-    archs = sample(space, 3, name, "own")
-    x = images(space, 6).unflatten(0, (3, 2))
-    for out, arch, own in zip(model(x, archs), archs, x, strict=True):
-        close(out, model(own, arch))
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -175,15 +157,12 @@ def test_supernet_executions_agree(execution):
 
 
 @spaces
-@pytest.mark.parametrize("masked", [False, True], ids=["sliced", "masked"])
-def test_gradients_reach_only_the_slice(name, masked):
+def test_gradients_reach_only_the_slice(name):
     space, model = supernet(name)
-    if masked and not FAMILIES[space.family].masked:
-        pytest.skip("runs sliced only")
     x = images(space)
     for arch in [space.smallest(), *sample(space, 3, name, "gradients")]:
         model.zero_grad(set_to_none=True)
-        model(x, arch, masked=masked).square().sum().backward()
+        model(x, arch).square().sum().backward()
         used = model.slices(arch)
         for key, p in model.named_parameters():
             if key not in used:
@@ -201,8 +180,7 @@ def test_gradients_reach_only_the_slice(name, masked):
 def test_weights_outside_the_slice_do_not_matter(name):
     space, model = fresh_supernet(name)
     x, arch = images(space), space.smallest()
-    used, can_mask = model.slices(arch), FAMILIES[space.family].masked
-    sliced, masked = model(x, arch), model(x, arch, masked=True) if can_mask else None
+    used, before = model.slices(arch), model(x, arch)
     changed = 0
     for key, p in model.named_parameters():
         inside = torch.zeros_like(p, dtype=torch.bool)
@@ -211,9 +189,7 @@ def test_weights_outside_the_slice_do_not_matter(name):
         changed += int((~inside).sum())
         p[~inside] = 10 * torch.randn_like(p)[~inside]
     assert changed == sum(p.numel() for p in model.parameters()) - counter(space).params(arch) > 0
-    torch.testing.assert_close(model(x, arch), sliced, atol=0, rtol=0)
-    if can_mask:
-        close(model(x, arch, masked=True), masked)
+    torch.testing.assert_close(model(x, arch), before, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("name", [names[0] for names in SPACES.values()])
@@ -238,8 +214,8 @@ def test_extracted_network_is_plain_and_owns_its_weights(name):
     space, model = fresh_supernet(name)
     x, arch = images(space), sample(space, 1, name)[0]
     plain = FAMILIES[space.family].extract(model, arch).eval()
-    homes = {type(m).__module__ for m in plain.modules()}
-    assert all(h.startswith(("torch.nn.", "tailorvit.plain.")) for h in homes), homes
+    built = FAMILIES[space.family].build(model.frame, arch)
+    assert {type(m) for m in plain.modules()} == {type(m) for m in built.modules()}, "no elastic layer is left"
     before = plain(x)
     for p in model.parameters():
         p.zero_()

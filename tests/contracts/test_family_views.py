@@ -10,7 +10,7 @@ from family_variants import VARIANTS
 from test_families import NAMES, SPACES, close, counter, images, sample, spaces, supernet
 
 from tailorvit.families import FAMILIES, named_space
-from tailorvit.plain.relative import EXECUTIONS
+from tailorvit.families.vit.relative import EXECUTIONS
 
 OUTLINE = ("stage", "block", "tokens", "embed", "heads", "qkv", "mlp", "hidden", "window", "params", "macs")
 LOOKING = [n for n in NAMES if FAMILIES[named_space(n).family].attention is not None]

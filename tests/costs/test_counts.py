@@ -10,7 +10,7 @@ import torch
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch, named_space
-from tailorvit.families.vit_named import vit_arch
+from tailorvit.families.vit.spaces import vit_arch
 
 PAPER = dict(named_space("autoformer-s").fixed)
 

@@ -29,7 +29,7 @@ KINDS = {
     "warm": ["s4.warm_start=true", "train.ema=0.9", "final.how=finetune"],
     "s3": ["method=s3", "s3.samples=3", "s3.quantise=floor", "s3.warm_start=true", "train.rule=single_path"],
     "taught": ["s4.iterations=1", "train.rule=sandwich", "train.distill=true", "train.reg_largest_only=true"],
-    "together": ["evaluate.together=4", "s4.adaptive=true", "train.rule=sandwich", "final.candidates=2"],
+    "adaptive": ["s4.adaptive=true", "train.rule=sandwich", "final.candidates=2"],
 }
 
 

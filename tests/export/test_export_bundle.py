@@ -50,7 +50,7 @@ def never() -> None: ...
 NET = "from house_to_bundle.base import area\nclass Net:\n    value = area(3)\n"
 GLUE = (
     '"""Glue."""\nfrom house_to_bundle.plain import PLAIN\n'
-    "def make():\n    return PLAIN['n']()\n@property\ndef x(self): ...\n"
+    "def make():\n    return plain_class('n')()\n@property\ndef x(self): ...\n"
 )
 FAMILIES = [("n", "house_to_bundle.net", "Net")]
 

@@ -12,8 +12,7 @@ from export_tools import ARCH, FIXED
 
 from tailorvit.errors import TailorError
 from tailorvit.export import load, timm_format
-from tailorvit.families import FAMILIES, family
-from tailorvit.plain import PLAIN
+from tailorvit.families import FAMILIES, family, plain_class
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_every_family_has_a_plain_network_that_settings_rebuild(name):
     space = next(iter(record.spaces.values()))
     model = record.build(record.frame(dict(space.fixed)), space.smallest())
     settings = json.loads(json.dumps(model.settings))
-    again = PLAIN[name].from_settings(settings)
+    again = plain_class(name).from_settings(settings)
     assert again.settings == model.settings
     again.load_state_dict(model.state_dict())
 
@@ -103,7 +102,7 @@ def test_another_head_and_pooling():
     assert torch.allclose(model(x), tokens[:, 1:].mean(1)) and model.num_classes == 0
     model.reset_classifier(4, "token")
     assert model(x).shape == (2, 4) and torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 0])
-    assert PLAIN["vit"].from_settings(model.settings)(x).shape == (2, 4)
+    assert plain_class("vit").from_settings(model.settings)(x).shape == (2, 4)
 
 
 @pytest.mark.parametrize("size", [8, 32, 96, 160, 224, 225, 384])

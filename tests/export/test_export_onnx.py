@@ -14,7 +14,7 @@ from tailorvit.errors import TailorError
 from tailorvit.export import Card, export, load, save_network
 from tailorvit.export.base import compared
 from tailorvit.export.onnx_format import OPSET
-from tailorvit.plain.vit import Frame, PlainViT
+from tailorvit.families.vit.plain import Frame, PlainViT
 
 
 def logits(path, x):

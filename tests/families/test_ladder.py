@@ -15,8 +15,8 @@ from tailorvit import cli
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch, named_space, with_fixed
-from tailorvit.families.ladder import LADDER
-from tailorvit.families.ladder_named import ladder_arch
+from tailorvit.families.ladder.family import FAMILY as LADDER
+from tailorvit.families.ladder.spaces import ladder_arch
 from tailorvit.methods.s4 import tell_idle_limit
 from tailorvit.rng import generator
 from tailorvit.seek.moves import moves

@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 
-from tailorvit.families import named_space, with_fixed
-from tailorvit.families.ladder import LADDER, ElasticLadder
-from tailorvit.families.ladder_named import ladder_arch
-from tailorvit.plain import PLAIN, PlainLadder
-from tailorvit.plain.trunk import PlainTrunk, TrunkFrame
+from tailorvit.families import named_space, plain_class, with_fixed
+from tailorvit.families.ladder.elastic import ElasticLadder
+from tailorvit.families.ladder.family import FAMILY as LADDER
+from tailorvit.families.ladder.plain import PlainLadder
+from tailorvit.families.ladder.spaces import ladder_arch
+from tailorvit.trunks.network import PlainTrunk, TrunkFrame
 
 DESIGNS = ("a", "evl", "lst")
 
@@ -143,7 +144,7 @@ def test_attached_takes_images_and_is_rebuilt_from_its_settings(design):
     learnt = {n for n, p in whole.named_parameters() if p.requires_grad}
     assert learnt == set(dict(net.named_parameters())) and any(n.startswith("trunk.") for n in whole.state_dict())
     assert not whole.train().trunk.training and whole.blocks.training
-    again = PLAIN["ladder"].from_settings(json.loads(json.dumps(whole.settings)))
+    again = plain_class("ladder").from_settings(json.loads(json.dumps(whole.settings)))
     again.load_state_dict(whole.state_dict())
     torch.testing.assert_close(again.eval()(images), whole.eval()(images), atol=0, rtol=0)
     assert isinstance(again, PlainLadder) and again.trunk is not None

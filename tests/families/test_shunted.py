@@ -15,8 +15,8 @@ from tailorvit.cli import app
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch, named_space, with_fixed
-from tailorvit.families.shunted_named import settle, shunted_arch
-from tailorvit.plain.shunted import PlainShunted
+from tailorvit.families.shunted.plain import PlainShunted
+from tailorvit.families.shunted.spaces import settle, shunted_arch
 from tailorvit.rng import generator
 
 SHUNTED = FAMILIES["shunted"]
@@ -334,5 +334,3 @@ def test_refused_architectures():
     model = SHUNTED.supernet(SMALL)
     with pytest.raises(TailorError, match="too small for the architecture: 'mlp'"):
         model(pictures(SMALL), shunted_arch(8, 1, 5))
-    with pytest.raises(TailorError, match="sliced only"):
-        model(pictures(SMALL), [SMALL.largest()])

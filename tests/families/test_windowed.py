@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 from tailorvit import cli
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.errors import TailorError
-from tailorvit.families.windowed import WINDOWED, frame_of, stages_of
-from tailorvit.families.windowed_named import ARCHS, SPACES, settle, windowed_arch
-from tailorvit.families.windows_counts import windows_for
-from tailorvit.plain.window_cut import Cut
-from tailorvit.plain.windowed import WindowAttention, WindowFrame
+from tailorvit.families.windows.elastic import windows_for
+from tailorvit.families.windows.plain import Cut, WindowAttention, WindowFrame
+from tailorvit.families.windows.windowed import ARCHS, SPACES, frame_of, settle, stages_of, windowed_arch
+from tailorvit.families.windows.windowed import FAMILY as WINDOWED
 from tailorvit.rng import generator
 from tailorvit.seek.s3 import within
 

@@ -203,14 +203,11 @@ def test_tuning_starts_from_inherited_weights_and_leaves_the_supernet_alone(sess
 
 def test_a_member_trains_by_the_recipe_shortened_and_without_what_supernets_need():
     own = TrainSettings(
-        epochs=20, warmup=5.0, lr=0.003, rule="sandwich", distill=True, reg_largest_only=True, compile=True, masked=True
+        epochs=20, warmup=5.0, lr=0.003, rule="sandwich", distill=True, reg_largest_only=True, compile=True
     )
     got = members.member_training(own, 4)
     assert (got.epochs, got.warmup, got.lr, got.batch) == (4, 1.0, 0.003, own.batch)
-    assert (got.rule, got.distill, got.reg_largest_only, got.compile, got.masked) == (
-        "single_path",
-        *[False] * 4,
-    )
+    assert (got.rule, got.distill, got.reg_largest_only, got.compile) == ("single_path", False, False, False)
     for epochs in (1, 3, 7, 11, 29):
         assert members.member_training(replace(own, epochs=30), epochs).epochs == epochs
         assert members.member_training(replace(own, epochs=3), epochs).epochs == epochs

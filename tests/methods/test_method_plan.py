@@ -10,7 +10,7 @@ from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, named_space
-from tailorvit.families.vit_sizes import patch_for
+from tailorvit.families.vit.spaces import patch_for
 from tailorvit.methods import METHODS, method
 from tailorvit.methods.plan import (
     auto_space,

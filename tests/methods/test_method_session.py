@@ -10,12 +10,12 @@ from tailorvit.costs import Limits, Meter
 from tailorvit.data import open_data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_space
+from tailorvit.families.network import DropPath
 from tailorvit.methods import finish
 from tailorvit.methods import session as session_module
 from tailorvit.methods.plan import shrunk
 from tailorvit.methods.s4 import RunBook
 from tailorvit.methods.session import Session
-from tailorvit.plain.network import DropPath
 from tailorvit.progress import Progress
 from tailorvit.rng import generator
 from tailorvit.runs import Run
@@ -145,35 +145,32 @@ def test_supernets_wait_until_a_figure_is_missing(sessions, no_training):
     assert same(weights(later.model()), weights(net.model())), "loaded when asked for"
 
 
-@pytest.mark.parametrize("together", [1, 3])
-def test_scores_follow_the_order_asked_and_runs_are_not_repeated(sessions, together, monkeypatch):
-    net = sessions(evaluate={"together": together}).supernet(SPACE, 0)
-    ran, inner = [], Evaluator._pass
+def test_scores_follow_the_order_asked_and_runs_are_not_repeated(sessions, monkeypatch):
+    net = sessions().supernet(SPACE, 0)
+    ran, inner = [], Evaluator._accuracy
 
-    def watched(self, archs):
-        ran.append(list(archs))
-        return inner(self, archs)
+    def watched(self, arch):
+        ran.append(arch)
+        return inner(self, arch)
 
     net._ready()
-    monkeypatch.setattr(Evaluator, "_pass", watched)
+    monkeypatch.setattr(Evaluator, "_accuracy", watched)
     asked = [ARCHS[3], ARCHS[0], ARCHS[3], *ARCHS]
     trials = net.score("slopes-0", [Candidate(a, "pair") for a in asked])
     assert [t.arch for t in trials] == asked
-    flat = [a for group in ran for a in group]
-    assert flat == list(dict.fromkeys(asked)) and max(map(len, ran)) == together
+    assert ran == list(dict.fromkeys(asked))
     count = len(ran)
     assert net.score("slopes-0", [Candidate(a, "pair") for a in ARCHS]) != [] and len(ran) == count
-    # Passes follow from what the folder holds, not from memory: another stage scores anew, in the same groups.
+    # What is known is what the folder holds under a stage, not what is in memory: another stage scores anew.
     net.score("search", [Candidate(a) for a in asked])
     assert ran[count:] == ran[:count]
 
 
 def test_scores_do_not_depend_on_where_an_evaluation_was_cut(sessions):
     candidates = [Candidate(a) for a in ARCHS]
-    whole = sessions(evaluate={"together": 3}).supernet(SPACE, 0).score("a", candidates)
-    cut = sessions(evaluate={"together": 3})
-    cut.supernet(SPACE, 0).score("b", candidates[:3])  # one pass, then a kill
-    assert sessions(evaluate={"together": 3}).supernet(SPACE, 0).score("b", candidates) == whole
+    whole = sessions().supernet(SPACE, 0).score("a", candidates)
+    sessions().supernet(SPACE, 0).score("b", candidates[:3])  # then a kill
+    assert sessions().supernet(SPACE, 0).score("b", candidates) == whole
 
 
 def test_accuracies_for_slopes_are_stored_as_pairs(sessions):

@@ -8,7 +8,7 @@ import pytest
 
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
-from tailorvit.families.vit_named import vit_arch
+from tailorvit.families.vit.spaces import vit_arch
 from tailorvit.rng import generator
 from tailorvit.search import Candidate
 from tailorvit.testing.synthetic import Synthetic

@@ -40,10 +40,9 @@ def by_hand(model, distill: bool) -> dict[str, torch.Tensor]:
     return {**found, "loss": torch.stack(losses).mean().detach()}
 
 
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("distill", [False, True])
-def test_the_others_learn_from_the_largest(distill, masked):
-    given = settings(rule="sandwich", distill=distill, masked=masked, clip=0.0)
+def test_the_others_learn_from_the_largest(distill):
+    given = settings(rule="sandwich", distill=distill, clip=0.0)
     found, expected = step(supernet(), given), by_hand(supernet(), distill)
     assert found.keys() == expected.keys()
     for name in expected:
@@ -64,9 +63,9 @@ def test_distillation_changes_only_what_the_others_learn():
 def test_only_the_largest_drops_paths(largest_only):
     model, seen = supernet(0.5), []
 
-    def call(x, arch, masked):
+    def call(x, arch):
         seen.append([block.rate for block in model.blocks])
-        return model(x, arch, masked)
+        return model(x, arch)
 
     step(model, settings(rule="sandwich", reg_largest_only=largest_only), call=call)
     usual = [0.0, 0.5]
@@ -110,7 +109,7 @@ def test_a_plain_network_keeps_its_drop_path():
     assert same(*ends[:2]) and not same(*ends[1:])
 
 
-@pytest.mark.parametrize("given", [{}, {"freeze": "slice"}, {"masked": True, "ema": 0.9}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"freeze": "slice"}, {"ema": 0.9}], ids=str)
 def test_resume_is_bit_identical(given):
     given, rule, toys = settings(**BIGNAS, **given), Sandwich(SPACE), Toys(steps_per_epoch=3)
     whole, sink = supernet(0.3), Store()

@@ -15,8 +15,8 @@ from train_toys import plain as toy_plain
 from train_toys import settings as toy_settings
 from train_toys import supernet as toy_supernet
 
-from tailorvit.elastic.compiled import fast_block
 from tailorvit.families import family, with_fixed
+from tailorvit.families.vit.compiled import compiled_block
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, train
 from tailorvit.train import loop as loop_module
@@ -130,12 +130,12 @@ def test_members_of_a_group_learn_as_they_do_sliced(monkeypatch: pytest.MonkeyPa
     model = VIT.supernet(space).train()
     for parameter in model.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
-    fast, now, rng = fast_block(False) if blocks == "compiled" else None, batch(), np.random.default_rng(2)
+    shared, now, rng = compiled_block(False) if blocks == "compiled" else None, batch(), np.random.default_rng(2)
     for arch in (space.smallest(), *(space.sample(rng) for _ in range(3))):
         found = []
         for grouped in (False, True):
             for block in model.blocks:  # type: ignore[union-attr]
-                block.fast = fast if grouped else None
+                block.compiled = shared if grouped else None
             logits = model.grouped(now.x, model.group(arch), model.switches(arch)) if grouped else model(now.x, arch)
             grads = torch.autograd.grad(F.cross_entropy(logits, now.y), [*model.parameters()], allow_unused=True)
             found.append([logits, *(torch.zeros(1) if g is None else g for g in grads)])
@@ -153,7 +153,7 @@ def test_what_cannot_be_recorded_is_not() -> None:
     assert asked()
     assert not asked("cpu")
     assert not asked(batch_norms=True)
-    for name, value in {"graphs": False, "freeze": "slice", "optimizer": "sgd", "masked": True}.items():
+    for name, value in {"graphs": False, "freeze": "slice", "optimizer": "sgd"}.items():
         assert not asked(**{name: value})
     assert can_replay(network("plain"), TrainSettings(), _State(model, TrainSettings()).optimizer, "cuda", False)
     swin = family("swin")

@@ -51,10 +51,9 @@ def train_small(**given):
     return before, weights(model), inside(model, SMALL)
 
 
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_freeze_slice_leaves_the_rest_bit_identical(masked, clip):
-    before, after, used = train_small(freeze="slice", weight_decay=0.5, masked=masked, clip=clip)
+def test_freeze_slice_leaves_the_rest_bit_identical(clip):
+    before, after, used = train_small(freeze="slice", weight_decay=0.5, clip=clip)
     unused = 0
     for name in before:
         out = ~used[name]

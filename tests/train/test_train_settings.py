@@ -62,9 +62,3 @@ def test_batch_scaling():
 def test_wrong_values_are_named(key, value):
     with pytest.raises(TailorError, match=rf"train\.{key}.*\.$"):
         TrainSettings(**{key: value})
-
-
-def test_masks_leave_no_tensor_without_a_gradient():
-    with pytest.raises(TailorError, match=r"train\.freeze = 'tensor' .* train\.masked"):
-        TrainSettings(masked=True, freeze="tensor")
-    assert TrainSettings(masked=True, freeze="slice").masked

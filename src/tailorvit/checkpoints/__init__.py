@@ -17,7 +17,7 @@ from tailorvit.checkpoints.files import State, checksum, read_state
 from tailorvit.checkpoints.released import SWIN, TIMM_PIT, TIMM_SWIN, TIMM_VIT
 from tailorvit.errors import TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
-from tailorvit.plain import PlainNetwork
+from tailorvit.families.network import PlainNetwork
 from tailorvit.space import Space
 
 LOADERS: Mapping[str, Loader] = {loader.name: loader for loader in (AUTOFORMER, SWIN, TIMM_SWIN, TIMM_PIT, TIMM_VIT)}

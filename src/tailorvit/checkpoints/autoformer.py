@@ -16,9 +16,9 @@ from tailorvit.checkpoints.files import State
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
 from tailorvit.families import family, with_fixed
-from tailorvit.plain.network import hidden_width
-from tailorvit.plain.relative import table_rows
-from tailorvit.plain.vit import Frame
+from tailorvit.families.network import hidden_width
+from tailorvit.families.vit.plain import Frame
+from tailorvit.families.vit.relative import table_rows
 from tailorvit.space import Space
 
 PATCHES = "patch_embed_super.proj.weight"

@@ -1,1 +1,1 @@
-"""Layers whose size is chosen at call time, sliced or masked."""
+"""Layers whose size is chosen at call time."""

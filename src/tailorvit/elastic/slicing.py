@@ -1,15 +1,12 @@
-"""The slicing rule: the only place that says which entries of a super-tensor a narrower layer uses.
+"""The slicing rule: the only place that says which entries of a supernet's tensors a narrower layer uses.
 
-A width is chosen at call time in one of two ways. *Sliced*: ``Width(n)`` cuts weights to their first n entries, the
-least arithmetic. *Masked*: the width carries a 0/1 mask per architecture; every tensor keeps its largest shape and
-activations outside the mask are multiplied by zero, so one static graph serves every architecture and several
-architectures run in one call. Masked activations are (archs, batch, tokens, width). Between the two lies a width whose
-``reads`` mask zeroes the weights that read an axis: the shape stays, the activations need no pass of their own.
+``Width(n)`` cuts an axis to its first n entries. A width with ``reads`` keeps the axis at its size and switches entries
+off instead: the weights that read them are multiplied by zero. All architectures of a group then have the same shapes,
+as recorded and compiled supernets need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,23 +15,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Width:
-    """How much of an axis is in use: the first ``size`` entries, or those where ``mask`` is one."""
+    """How much of an axis is in use: the first ``size`` entries."""
 
-    size: int  # sliced: entries in use; masked: entries there are
-    mask: Tensor | None = None  # (archs, 1, 1, size)
-    count: Tensor | None = None  # (archs, 1, 1, 1): entries in use
-    reads: Tensor | None = None  # (size,): zero for entries no weight may read; what they hold is then of no effect
-
-    @classmethod
-    def masked(cls, used: Sequence[int], size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Width:
-        """One mask row per architecture."""
-        count = torch.tensor(used, device=device).view(-1, 1, 1, 1)
-        mask = torch.arange(size, device=device).view(1, 1, 1, -1) < count
-        return cls(size, mask.to(dtype), count.to(dtype))
-
-    def keep(self, x: Tensor) -> Tensor:
-        """Zero what is not in use (nothing to do when sliced: it is not there)."""
-        return x if self.mask is None else x * self.mask.to(x.dtype)
+    size: int
+    reads: Tensor | None = None  # (size,): 0 where the next weight ignores an entry, which then has no effect
 
 
 def prefix(tensor: Tensor, *widths: Width | None) -> Tensor:
@@ -63,14 +47,11 @@ def transformer_slices(
 def thirds(flat: Tensor, part: Width) -> Tensor:
     """The released AutoFormer's cut of a Q-K-V bias: the first 3n entries, then three equal parts, for n in use.
 
-    Unlike a prefix of each part it gives the same entry to K in one sub-network and to Q or V in another; trained
-    weights have learnt to live with it. Masked: (archs, 1, 1, 3 * size), where what lies outside the mask is arbitrary;
-    so it is in the (3 * size,) of a width with ``reads``.
+    Unlike a prefix of each part it gives the same entry to K in one sub-network and to Q or V in another; the released
+    weights were trained that way. For a width with ``reads`` the result has 3 * size entries, and those that are
+    switched off are arbitrary.
     """
-    if part.reads is not None:
-        begin = part.reads.sum().long() * torch.arange(3, device=flat.device)[:, None]
-        return flat.index_select(0, (begin + torch.arange(part.size, device=flat.device)).flatten())
-    if part.count is None:
+    if part.reads is None:
         return flat[: 3 * part.size]
-    start = part.count.long() * torch.arange(3, device=flat.device).view(1, 1, 3, 1)
-    return flat[(start + torch.arange(part.size, device=flat.device)).flatten(-2)[:, :, None]]
+    begin = part.reads.sum().long() * torch.arange(3, device=flat.device)[:, None]
+    return flat.index_select(0, (begin + torch.arange(part.size, device=flat.device)).flatten())

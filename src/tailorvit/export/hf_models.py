@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.image_processing_base import BatchFeature, ImageProcessingMixin
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from tailorvit.plain import PLAIN
+from tailorvit.families import plain_class
 from tailorvit.portable import stored_size, to_pixels
 
 
@@ -46,7 +46,7 @@ class TailorVitForImageClassification(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def _fresh(self) -> Any:
-        return PLAIN[self.config.family].from_settings(self.config.settings)
+        return plain_class(self.config.family).from_settings(self.config.settings)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):  # only a new head: all else is in the file

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError, unknown
-from tailorvit.plain import PLAIN
+from tailorvit.families import FAMILIES, plain_class
 
 FORMAT = 1
 WEIGHTS = ("network.safetensors", "model.safetensors")  # a run's own name, and the one timm and Hugging Face look for
@@ -151,6 +151,6 @@ def _rebuilt(plain: Mapping[str, Any] | None, card: Card) -> nn.Module:
 
         record = family(card.arch.family)
         return record.build(record.frame(card.fixed), card.arch)
-    if plain["family"] not in PLAIN:
-        raise unknown("family", plain["family"], PLAIN)
-    return PLAIN[plain["family"]].from_settings(plain["settings"])
+    if plain["family"] not in FAMILIES:
+        raise unknown("family", plain["family"], FAMILIES)
+    return plain_class(plain["family"]).from_settings(plain["settings"])

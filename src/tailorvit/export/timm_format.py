@@ -9,7 +9,7 @@ from typing import Any
 from tailorvit.export.base import Exporter, Job, compared, fresh_logits
 from tailorvit.export.bundle import bundle
 from tailorvit.export.network import Card, document, weights
-from tailorvit.plain import PLAIN
+from tailorvit.families import plain_class
 
 SOURCE = "tailorvit_network.py"
 OPENING = """import timm
@@ -27,7 +27,7 @@ HEADING = "A network found by TailorViT, whole: importing this file registers 't
 
 def plain_bundle(heading: str, family: str, glue: str) -> str:
     """The standalone source of one family's plain network and a glue module."""
-    kind = PLAIN[family]
+    kind = plain_class(family)
     return bundle(heading, [(family, kind.__module__, kind.__name__)], glue)
 
 

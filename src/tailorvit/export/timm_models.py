@@ -13,7 +13,7 @@ import torch
 from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
-from tailorvit.plain import PLAIN
+from tailorvit.families import plain_class
 
 
 def plain_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ def build_network(
     changed = dict(settings)
     if in_chans is not None:
         changed.update({"trunk": {**first, "channels": in_chans}} if settings.get("trunk") else {"channels": in_chans})
-    model = PLAIN[family].from_settings(changed, drop_path_rate)
+    model = plain_class(family).from_settings(changed, drop_path_rate)
     pool = global_pool if global_pool in ("avg", "token") else None
     if num_classes not in (None, model.num_classes) or pool is not None:
         model.reset_classifier(model.num_classes if num_classes is None else num_classes, pool)
@@ -52,7 +52,7 @@ def feature_maps(family: str, settings: Mapping[str, Any] | None) -> int:
     if settings is None:
         return 1
     with torch.device("meta"):
-        info = PLAIN[family].from_settings(settings).feature_info
+        info = plain_class(family).from_settings(settings).feature_info
     return len(info) if len({row["reduction"] for row in info}) > 1 else min(3, len(info))
 
 

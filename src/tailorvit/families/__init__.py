@@ -1,35 +1,44 @@
-"""FAMILIES: the explicit table of network families, and look-ups by name."""
+"""Network families: one folder each. FAMILIES names them; plug-ins add to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families.base import Family, Layer, Named
-from tailorvit.families.ladder import LADDER
-from tailorvit.families.pit import PIT
-from tailorvit.families.shunted import SHUNTED
-from tailorvit.families.swin import SWIN
-from tailorvit.families.vit import VIT
-from tailorvit.families.windowed import WINDOWED
+from tailorvit.families.network import PlainNetwork
+from tailorvit.registry import Registry
 from tailorvit.space import Space
 
-FAMILIES: Mapping[str, Family] = {f.name: f for f in (VIT, PIT, SHUNTED, SWIN, WINDOWED, LADDER)}
+FAMILIES: Registry[Family] = Registry(
+    "family",
+    "tailorvit.families",
+    {
+        "vit": "tailorvit.families.vit.family:FAMILY",
+        "pit": "tailorvit.families.pit.family:FAMILY",
+        "shunted": "tailorvit.families.shunted.family:FAMILY",
+        "swin": "tailorvit.families.windows.swin:FAMILY",
+        "windowed": "tailorvit.families.windows.windowed:FAMILY",
+        "ladder": "tailorvit.families.ladder.family:FAMILY",
+    },
+)
 
-__all__ = ["FAMILIES", "Family", "Layer", "Named", "family", "named_arch", "named_space", "with_fixed"]
+__all__ = ["FAMILIES", "Family", "Layer", "Named", "family", "named_arch", "named_space", "plain_class", "with_fixed"]
 
 
 def family(name: str) -> Family:
     """The family of that name."""
-    if name not in FAMILIES:
-        raise unknown("family", name, FAMILIES)
     return FAMILIES[name]
+
+
+def plain_class(name: str) -> type[PlainNetwork]:
+    """The plain network of a family."""
+    return FAMILIES[name].plain
 
 
 def named_space(name: str, **fixed: Any) -> Space:
     """A named space, with some shared settings replaced (classes, image_size, ...)."""
-    spaces = {n: s for f in FAMILIES.values() for n, s in f.spaces.items()}
+    spaces = {n: s for f in FAMILIES.working() for n, s in f.spaces.items()}
     if name not in spaces:
         raise unknown("space", name, spaces)
     return with_fixed(spaces[name], **fixed)
@@ -37,19 +46,22 @@ def named_space(name: str, **fixed: Any) -> Space:
 
 def with_fixed(space: Space, **fixed: Any) -> Space:
     """A space with other shared settings, checked by its family."""
-    wanted = FAMILIES[space.family].genes
-    if set(space.keys) != set(wanted):
+    record = FAMILIES[space.family]
+    if set(space.keys) != set(record.genes):
         raise TailorError(
-            f"A {space.family} space has the dimensions {', '.join(wanted)}, not {', '.join(space.keys)}."
+            f"A {space.family} space has the dimensions {', '.join(record.genes)}, not {', '.join(space.keys)}."
         )
+    for dim in space.dims:
+        if dim.name not in record.fractional and any(not isinstance(c, int) for c in dim.choices):
+            raise TailorError(f"The choices of dimension '{dim.key}' must be whole numbers, not {list(dim.choices)}.")
     changed = space.with_fixed(**{k: v for k, v in fixed.items() if v is not None})
-    FAMILIES[space.family].frame(dict(changed.fixed))
-    return FAMILIES[space.family].fit(changed)
+    record.frame(dict(changed.fixed))
+    return record.fit(changed)
 
 
 def named_arch(name: str) -> Named:
     """A published architecture with its settings."""
-    archs = {n: a for f in FAMILIES.values() for n, a in f.archs.items()}
+    archs = {n: a for f in FAMILIES.working() for n, a in f.archs.items()}
     if name not in archs:
         raise unknown("architecture", name, archs)
     return archs[name]

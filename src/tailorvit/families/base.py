@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.elastic.slicing import Width
+from tailorvit.errors import TailorError
+from tailorvit.families.network import PlainNetwork
 from tailorvit.space import Dim, Scope, Space
 
 
@@ -32,7 +34,7 @@ class Named(NamedTuple):
 class Elastic(Protocol):
     """A supernet: one network in which every architecture of a space lives."""
 
-    def __call__(self, x: Tensor, arch: Arch | Sequence[Arch] | None = None, masked: bool = False) -> Tensor: ...
+    def __call__(self, x: Tensor, arch: Arch | None = None) -> Tensor: ...
 
     def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter name, the prefix an architecture uses; parameters of skipped blocks are absent."""
@@ -73,6 +75,7 @@ class Family:
     segments: Callable[[Arch], Sequence[Hashable]]  # an arch as a list of parts that repeat between archs
     layers: Callable[[Any, Hashable], Sequence[Layer]]  # the inventory of one such part
     supernet: Callable[..., nn.Module]  # (space, drop_path, execution) -> elastic network
+    plain: type[PlainNetwork]  # the class of its plain networks
     build: Callable[..., nn.Module]  # (frame, arch, drop_path, execution) -> plain network
     extract: Callable[..., nn.Module]  # (elastic network, arch, share=False) -> plain network; own weights, or views
     spaces: Mapping[str, Space]
@@ -87,7 +90,30 @@ class Family:
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
     fit: Callable[[Space], Space] = field(default=lambda space: space)  # dimensions brought in line with the settings
     uneven: tuple[str, ...] = ()  # genes whose greater value may cost less: windows that pad a map by less
-    masked: bool = True  # whether the supernet can also run masked, several architectures in one call
+    fractional: tuple[str, ...] = ("mlp",)  # genes that may be fractions; all others are whole numbers
+    # (arch, shared settings, settings of the resized plain network) -> arch and shared settings that follow from it
+    resettle: Callable[[Arch, dict[str, Any], Mapping[str, Any]], tuple[Arch, dict[str, Any]]] = field(
+        default=lambda arch, fixed, settings: (arch, fixed)
+    )
+    # For scores: which part of the network a word in a layer's path names, and the output projection of the mixing part
+    # (attention, or what takes its place).
+    layer_words: Mapping[str, str] = field(
+        default_factory=lambda: {"attn": "msa", "mlp": "mlp", "patch_embed": "patch", "head": "head"}
+    )
+    output_layer: str = "proj"
+    experimental: bool = False
+
+
+def require_room(needs: Iterable[tuple[str, int, int]], where: str = "") -> None:
+    """Refuse an architecture for which a supernet has no weights; ``needs`` are (gene, needed, there).
+
+    Prefixes would silently run a smaller network.
+    """
+    for gene, needed, there in needs:
+        if needed > there:
+            raise TailorError(
+                f"The supernet is too small for the architecture: '{gene}'{where} needs {needed} of {there}."
+            )
 
 
 def around(arch: Arch) -> tuple[Dim, ...]:

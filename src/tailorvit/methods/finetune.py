@@ -155,15 +155,8 @@ class StartingNetwork:
         card = self.network.card
         settings = resized_settings(self.model, *self._resize_arguments(data))
         shared = {"image_size": tuple(data.image_size), "classes": len(data.classes), "channels": data.channels}
-        arch, fixed = card.arch, {**card.fixed, **shared}
-        if arch.family == "swin":
-            fixed["window"] = settings["stages"][0]["window"][0]
-        elif arch.family == "windowed":
-            stages = settings["stages"]
-            arch = arch.replace(**{f"window.{i}": tuple(stage["window"]) for i, stage in enumerate(stages, 1)})
-        elif arch.family == "shunted":
-            fixed["reduce"] = tuple(settings["reduce"])
-        record = family(arch.family)
+        record = family(card.arch.family)
+        arch, fixed = record.resettle(card.arch, {**card.fixed, **shared}, settings)
         with torch.device("meta"):
             built = cast(PlainNetwork, record.build(record.frame(fixed), arch))
         if built.settings != settings:

@@ -8,8 +8,8 @@ from typing import Any
 from tailorvit.config import Config
 from tailorvit.data import Data
 from tailorvit.errors import TailorError
+from tailorvit.families import FAMILIES, plain_class
 from tailorvit.methods.plan import family_of
-from tailorvit.plain import PLAIN
 from tailorvit.trunks import Tower, read_tower
 
 
@@ -21,11 +21,11 @@ def open_tower(config: Config) -> Tower | None:
             raise TailorError("Method 'finetune' trains a finished network; trunk.source plays no part, leave it out.")
         return None
     name = family_of(config)
-    decodes = hasattr(PLAIN[name], "attached")  # its input is a trunk's outputs
+    decodes = plain_class(name).takes_features
     if decodes and not source:
         raise TailorError(f"The {name} family decodes a frozen trunk: set trunk.source, for example to 'random:tiny'.")
     if source and not decodes:
-        known = ", ".join(n for n, kind in PLAIN.items() if hasattr(kind, "attached"))
+        known = ", ".join(f.name for f in FAMILIES.working() if f.plain.takes_features)
         raise TailorError(f"trunk.source '{source}' needs a family that decodes a trunk ({known}), not '{name}'.")
     return read_tower(source) if source else None
 

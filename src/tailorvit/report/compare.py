@@ -20,9 +20,9 @@ from tailorvit.runs.atomic import dumps
 
 # What a run may differ in and still count as the same experiment: chance, the machine, and how work is cut up.
 NEUTRAL = (
-    *("seed", "device", "threads", "tensorboard", "data.cache", "data.source", "evaluate.batch", "evaluate.together"),
+    *("seed", "device", "threads", "tensorboard", "data.cache", "data.source", "evaluate.batch"),
     *("trunk.batch", "trunk.cache"),
-    *(f"{part}.{key}" for part in ("train", "final.train") for key in ("checkpoint_seconds", "compile", "masked")),
+    *(f"{part}.{key}" for part in ("train", "final.train") for key in ("checkpoint_seconds", "compile")),
 )
 METRICS = ("test_accuracy", "params", "macs", "search_seconds", "baseline_accuracy", "gain")
 HEADS = ("run", "group", "seed", "status", "test accuracy", "parameters", "MACs", "search time", "baseline", "gain")

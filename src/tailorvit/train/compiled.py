@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.elastic.compiled import fast_block
+from tailorvit.families.vit.compiled import compiled_block
 
 
 class BlockByBlock:
@@ -51,20 +51,20 @@ def compiled(model: nn.Module, evaluation: bool = False) -> Callable[..., Tensor
     dimension, AutoFormer-S would have 27 shapes of a block. Other supernets run as they are. With ``evaluation`` a
     supernet's blocks are compiled out of training too, which is worth its seconds for long evaluations only.
     """
-    blocks: list[Any] = [m for m in model.modules() if hasattr(m, "fast")]
+    blocks: list[Any] = [m for m in model.modules() if hasattr(m, "compiled_evaluation")]
     if not blocks:
         plain = getattr(model, "blocks", None)
         if hasattr(model, "slices"):
             return model
         return BlockByBlock(model, plain) if isinstance(plain, nn.ModuleList) else torch.compile(model)
-    fast = fast_block(any(b.rate > 0 for b in blocks))
+    shared = compiled_block(any(b.rate > 0 for b in blocks))
     for block in blocks:
-        block.fast, block.fast_always = fast, evaluation
+        block.compiled, block.compiled_evaluation = shared, evaluation
     elastic: Any = model
 
-    def call(x: Tensor, arch: Any = None, masked: bool = False) -> Tensor:
-        if masked or not isinstance(arch, Arch):
-            out: Tensor = elastic(x, arch, masked)
+    def call(x: Tensor, arch: Arch | None = None) -> Tensor:
+        if arch is None:
+            out: Tensor = elastic(x)
             return out
         switches = elastic.switches(arch)
         switches = switches.pin_memory() if x.is_cuda else switches  # or the host would wait for the copy

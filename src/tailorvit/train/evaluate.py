@@ -1,4 +1,4 @@
-"""Accuracy of networks, and of sub-networks with inherited weights, several in one pass where that pays."""
+"""Accuracy of networks, and of sub-networks with a supernet's weights."""
 
 from __future__ import annotations
 
@@ -34,22 +34,11 @@ def class_scores(model: nn.Module, batches: Iterable[Batch], device: str = "cpu"
 
 
 class Evaluator:
-    """Accuracies of sub-networks on fixed batches, each architecture once.
+    """Accuracies of sub-networks on fixed batches; each architecture is evaluated once."""
 
-    ``together`` > 1 runs that many architectures per masked pass; 1 runs sliced, one by one. The split into passes
-    depends only on the order asked and on what is known, so an interrupted evaluation goes on with the same passes.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: Iterable[Batch],
-        device: str = "cpu",
-        together: int = 1,
-        bf16: bool = False,
-    ) -> None:
-        self.model, self.device, self.together, self.bf16 = model.to(device).eval(), device, together, bf16
-        # A list fits into memory and moves to the device once; anything else is gone through anew for every pass.
+    def __init__(self, model: nn.Module, batches: Iterable[Batch], device: str = "cpu", bf16: bool = False) -> None:
+        self.model, self.device, self.bf16 = model.to(device).eval(), device, bf16
+        # A list fits into memory and moves to the device once; anything else is read again for every architecture.
         self.batches = [(x.to(device), y.to(device)) for x, y in batches] if isinstance(batches, list) else batches
         self.call: Callable[..., Tensor] = model
         if torch.device(device).type == "cuda" and hasattr(model, "grouped"):
@@ -57,20 +46,18 @@ class Evaluator:
         self.known: dict[Arch, float] = {}
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
-        """Percent, in the order asked."""
-        todo = [a for a in dict.fromkeys(archs) if a not in self.known]
-        for i in range(0, len(todo), self.together):
-            group = todo[i : i + self.together]
-            self.known.update(zip(group, self._pass(group), strict=True))
+        """Percent, in the order of the architectures."""
+        for arch in archs:
+            if arch not in self.known:
+                self.known[arch] = self._accuracy(arch)
         return [self.known[a] for a in archs]
 
     @torch.no_grad()  # not inference mode: a recording's tensors outlive the call
-    def _pass(self, archs: Sequence[Arch]) -> list[float]:
+    def _accuracy(self, arch: Arch) -> float:
         self.model.eval()
-        hits, count = torch.zeros(len(archs), device=self.device), 0
+        hits, count = torch.zeros((), device=self.device), 0
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.bf16):
             for x, y in ((x.to(self.device), y.to(self.device)) for x, y in self.batches):
-                logits = self.call(x, archs[0])[None] if self.together == 1 else self.model(x, list(archs))
-                hits += (logits.argmax(-1) == y).sum(-1)
+                hits += (self.call(x, arch).argmax(-1) == y).sum()
                 count += len(y)
-        return [100 * float(h) / max(count, 1) for h in hits]
+        return 100 * float(hits) / max(count, 1)

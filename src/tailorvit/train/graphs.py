@@ -37,7 +37,7 @@ def can_replay(
         and plain
         and known
         and settings.freeze == "none"
-        and not (settings.masked or batch_norms)
+        and not batch_norms
     )
 
 

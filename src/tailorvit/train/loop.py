@@ -231,7 +231,7 @@ def _step(
         spare = settings.reg_largest_only and i > 0
         paths: AbstractContextManager[None] = without_drop_path(model) if spare else nullcontext()
         with paths, torch.autocast(torch.device(device).type, torch.bfloat16, enabled=settings.precision == "bf16"):
-            logits = call(x) if arch is None else call(x, arch, settings.masked)
+            logits = call(x) if arch is None else call(x, arch)
         loss = soft_cross_entropy(logits, target)
         (loss * share).backward()
         if settings.distill and i == 0:

@@ -37,7 +37,6 @@ class TrainSettings:
     distill: bool = False  # sandwich only: the largest network's answers are the others' targets (BigNAS)
     reg_largest_only: bool = False  # sandwich only: drop path in the largest network alone (BigNAS)
     freeze: Literal["none", "tensor", "slice"] = "none"
-    masked: bool = False  # one static graph for every architecture instead of slices
     compile: bool = False  # torch.compile: plain networks whole, supernets of the ViT family block by block
     graphs: bool = True  # record steps as CUDA graphs where that is possible; nothing to a CPU
     augment: str = "auto"
@@ -72,11 +71,6 @@ class TrainSettings:
             raise TailorError(f"train.momentum must lie in [0, 1), not {self.momentum}.")
         if self.optimizer == "sgd" and self.freeze == "slice":
             raise TailorError("train.freeze = 'slice' is written for AdamW: leave train.optimizer at 'adamw'.")
-        if self.masked and self.freeze == "tensor":
-            raise TailorError(
-                "train.freeze = 'tensor' leaves tensors without a gradient alone, and with train.masked all have one: "
-                "use 'slice', or no masks."
-            )
         for name in ("distill", "reg_largest_only"):
             if getattr(self, name) and self.rule != "sandwich":
                 raise TailorError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tailorvit.errors import TailorError
-from tailorvit.plain.trunk import PlainTrunk, TrunkFrame
+from tailorvit.trunks.network import PlainTrunk, TrunkFrame
 
 State = dict[str, Tensor]
 

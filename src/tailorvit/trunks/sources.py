@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.errors import TailorError, unknown
-from tailorvit.plain.trunk import PlainTrunk, TrunkFrame
 from tailorvit.rng import derive
 from tailorvit.trunks.layouts import recognised, tower_frame, tower_state
+from tailorvit.trunks.network import PlainTrunk, TrunkFrame
 from tailorvit.trunks.tower import Stats, Tower, Trunk
 
 # How images were normalised when the tower was trained.

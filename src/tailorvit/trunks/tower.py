@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tailorvit.errors import TailorError
-from tailorvit.plain.trunk import PlainTrunk, TrunkFrame
+from tailorvit.trunks.network import PlainTrunk, TrunkFrame
 
 Stats = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel
 USUAL = 224  # pixels; towers made for more are slow, so that more has to be asked for

@@ -1,0 +1,162 @@
+"""What every plain network offers besides its layers: settings, a classifier to replace, stochastic depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Sides = tuple[int, int]  # height and width
+Windows = Literal["scale", "keep"]  # at another image size attention windows grow with the image, or stay
+State = dict[str, Tensor]
+NARROW_END = 192  # channels of the last stage; the papers' networks with stages end with 224 and more
+ROUNDING = 1e-9
+
+
+def hidden_width(embed: int, ratio: float) -> int:
+    """Channels inside an MLP, rounded down; 4.1 times 30 are 123, though the product of floats lies below that."""
+    return int(embed * ratio + ROUNDING)
+
+
+class PlainNetwork(nn.Module):
+    """One fixed architecture, with the duties timm and our exports expect of it.
+
+    A family's network sets ``frame`` (shared settings), ``widths`` (its own) and ``head``, and writes
+    ``from_settings``, ``feature_info``, ``forward_features``, ``forward_intermediates`` and ``forward_head``. To be
+    fine-tuned at another image size it also writes the methods under "other image sizes".
+    """
+
+    kind: ClassVar[str] = "plain"  # in messages
+    POOLS: ClassVar[Mapping[str, str | None]] = {"avg": None}  # poolings by timm's name; what the frame calls them
+    takes_features: ClassVar[bool] = False  # its input is the features of a frozen trunk, not images
+    first_weight: ClassVar[str] = "patch_embed.proj.weight"  # the weight that meets the image's channels
+    frame: Any
+    widths: dict[str, Any]
+    head: nn.Module
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainNetwork:
+        """The network of these settings, freshly initialised."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
+        return {**self.frame.to_dict(), **self.widths}
+
+    @property
+    def num_classes(self) -> int:
+        """Classes told apart; 0 without a head."""
+        return int(self.frame.classes)
+
+    @property
+    def num_features(self) -> int:
+        """Channels that reach the head."""
+        return int(self.feature_info[-1]["num_chs"])
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """Per map of :meth:`forward_intermediates`: module, channels (num_chs), pixels a side (reduction)."""
+        raise NotImplementedError
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """What the head pools."""
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of :meth:`forward_features`, or what the classifier would see."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        return self.forward_head(self.forward_features(x))
+
+    # -- other image sizes --------------------------------------------------------------------------------------------
+
+    @property
+    def not_resizable(self) -> str:
+        """Why it cannot be resized; empty where it can."""
+        return "" if type(self).suits is not PlainNetwork.suits else "its family does not say how"
+
+    def suits(self, side: int) -> bool:
+        """Whether images of that side can be cut."""
+        raise NotImplementedError
+
+    def size_rule(self) -> str:
+        """What the sides must suit, in words."""
+        raise NotImplementedError
+
+    def settings_at(self, size: Sides, windows: Windows) -> dict[str, Any]:
+        """Settings that change with the image size, besides the size itself."""
+        return {}
+
+    def carry(self, new: Any, state: State) -> None:
+        """Replace the tensors of ``state`` that depend on the image size by those of the new network."""
+
+    # -- head ---------------------------------------------------------------------------------------------------------
+
+    def classifier(self) -> nn.Module:
+        """A head for the frame's classes; none of them, no head."""
+        return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
+
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head for other classes, 0 for none; the pooling by timm's name, or as it was."""
+        if global_pool is not None and global_pool not in self.POOLS:
+            known = " or ".join(f"'{name}'" for name in self.POOLS)
+            raise ValueError(f"{type(self).__name__} pools by {known}, not '{global_pool}'.")
+        pool = self.POOLS[global_pool] if global_pool is not None else None
+        self.frame = replace(self.frame, classes=num_classes, **({} if pool is None else {"pool": pool}))
+        self.head = self.classifier().to(next(self.parameters()))
+        for layer in self.head.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+
+
+class DropPath(nn.Module):
+    """Drop a residual branch per sample and rescale the rest."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Identity in evaluation."""
+        if not self.training or self.rate == 0:
+            return x
+        keep = 1 - self.rate
+        mask = torch.empty(x.shape[0], *[1] * (x.dim() - 1), device=x.device, dtype=x.dtype).bernoulli_(keep)
+        return x * mask / keep
+
+
+def drop_rates(drop_path: Sequence[float] | float, depth: int) -> list[float]:
+    """Rates per block: as given, or growing evenly from 0 to the one given."""
+    if isinstance(drop_path, int | float):
+        return [drop_path * i / max(depth - 1, 1) for i in range(depth)]
+    return list(drop_path)
+
+
+def picked(indices: int | Sequence[int] | None, count: int) -> list[int]:
+    """Which of ``count`` maps are wanted, as timm says it: all, the last n, or by number (negative from the end)."""
+    every = range(count)
+    return list(
+        every if indices is None else every[-indices:] if isinstance(indices, int) else map(every.__getitem__, indices)
+    )
+
+
+def resized_map(table: Tensor, sides: Sides, antialias: bool = True) -> Tensor:
+    """(channels, rows, columns) to other sides, bicubic; the same sides give the same tensor.
+
+    Positions are smoothed where the map shrinks, as timm does; bias tables are not, as Swin's released code does not.
+    """
+    if tuple(table.shape[-2:]) == sides:
+        return table
+    return F.interpolate(table[None].float(), size=sides, mode="bicubic", antialias=antialias)[0].to(table.dtype)

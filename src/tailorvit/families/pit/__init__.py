@@ -1,0 +1,1 @@
+"""PiT: three stages with pooling in between; the second space of TF-TAS."""

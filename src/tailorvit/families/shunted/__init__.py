@@ -1,0 +1,1 @@
+"""Shunted Transformer: four stages whose heads see keys of different sizes; S4's third family."""
