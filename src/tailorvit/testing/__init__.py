@@ -1,17 +1,17 @@
 """Contract tests for plug-ins: inherit from a contract in your own test suite, and pytest runs it on your part.
 
-    from tailorvit.testing import SearcherContract
+    from tailorvit.testing import FamilyContract
 
-    class TestMine(SearcherContract):
-        name = "mine"
-        ...
+    class TestMixer(FamilyContract):
+        name = "mixer"
 
 Needs pytest.
 """
 
 from __future__ import annotations
 
+from tailorvit.testing.families import FamilyContract
 from tailorvit.testing.searchers import SearcherContract
 from tailorvit.testing.synthetic import Synthetic
 
-__all__ = ["SearcherContract", "Synthetic"]
+__all__ = ["FamilyContract", "SearcherContract", "Synthetic"]

@@ -1,0 +1,1 @@
+"""MLP-Mixer as a TailorViT family, and SynFlow as a TailorViT proxy."""
