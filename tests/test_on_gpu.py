@@ -26,8 +26,7 @@ from tailorvit.rng import seed_everything
 from tailorvit.train import Evaluator, Fixed, SinglePath, TrainSettings, train
 from tailorvit.train.compiled import compiled
 from tailorvit.train.graphs import GraphSteps, Recorder
-from tailorvit.train.losses import soft_cross_entropy
-from tailorvit.train.optim import make_optimizer
+from tailorvit.train.optim import make_optimizer, soft_cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parent / "train"))
 from train_toys import Store
@@ -172,9 +171,8 @@ def test_recorded_steps_learn_as_the_loop_does(kind: str) -> None:
 def recorded_gradients(model: nn.Module, batch: Any, arch: Arch | None, compile: bool) -> dict[str, Tensor]:
     """Of one recorded step in bfloat16, after a replay."""
     settings = TrainSettings(precision="bf16", clip=0, batch=len(batch.y))
-    steps = GraphSteps(
-        model, compiled(model) if compile else model, make_optimizer(model, settings), None, settings, "cuda"
-    )
+    call = compiled(model) if compile else model
+    steps = GraphSteps(model, call, make_optimizer(model, settings), settings, "cuda")
     steps.prepare((batch.x, batch.y, batch.target), (arch,))
     if arch is not None:
         steps.switches[0].copy_(model.switches(arch))  # type: ignore[operator]
@@ -241,7 +239,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(kind: str, precision: str
     settings = {"precision": precision, "checkpoint_seconds": 0.0}
     with pytest.raises(KeyboardInterrupt):
         trained(model, rule, Images(), cut, **settings)
-    again = trained(*fresh(kind), Images(), Store(cut.kept), **settings)
+    again = trained(*fresh(kind), Images(), Store(cut.checkpoint), **settings)
     assert all(torch.equal(again[n], t) for n, t in whole.items())
 
 

@@ -177,7 +177,7 @@ class Session:
             seed = derive(self.seed, stage, "train") % 2**31
             with closing(RunSink(self, stage)) as sink:
                 trained = train(model, batches, rule, settings, seed, sink, evaluate, self.device)
-            # The checkpoint keeps what the stage is for: weights (the average, where one was kept), no optimiser.
+            # The checkpoint keeps what the stage is for: weights, no optimiser.
             done = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
             self.keep(model, stage, done)
         self.run.finish(stage, done)
@@ -274,7 +274,7 @@ class Supernet:
                 look.known.clear()
                 return dict(zip(watched, look(list(watched.values())), strict=True))
 
-            session.fit(model, RULES[settings.rule](self.space, settings.alike), settings, self.stage, figures)
+            session.fit(model, RULES[settings.rule](self.space), settings, self.stage, figures)
             self._evaluator = Evaluator(model, session.search_batches(), session.device, self.bf16)
             self.before = None
         return self._evaluator

@@ -39,7 +39,7 @@ class Preset:
 # The released code neither clips nor warms up here; what no paper states (augmentation of the transfers, SGD's momentum
 # and schedule) is AutoFormer's supernet recipe or our choice, and docs/transfer.md says which.
 _PAPERS: Mapping[str, Any] = {"warmup": 0.0, "clip": 0.0, "augment": "standard"}
-_SGD = {**_PAPERS, "optimizer": "sgd", "momentum": 0.9, "lr": 1e-2, "min_lr": 0.0, "batch": 64, "weight_decay": 1e-8}
+_SGD = {**_PAPERS, "optimizer": "sgd", "lr": 1e-2, "min_lr": 0.0, "batch": 64, "weight_decay": 1e-8}
 _ADAM = {**_PAPERS, "lr": 5e-4, "min_lr": 1e-6, "batch": 64, "weight_decay": 1e-8}
 _AUTOFORMER = "AutoFormer (ICCV 2021)"
 
