@@ -1,4 +1,4 @@
-"""Settings every family is also tried with, beside those of its small named spaces."""
+"""Further settings every family is tested with, beside those of its small named spaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family keeps the same promises: one network in which every member of a space lives, counted exactly."""
+"""The contract of every family: a supernet equals its extracted sub-networks, and they are counted exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def small(space, side):
     return max(dict(space.fixed)["image_size"]) <= side
 
 
-# Small spaces of every family; 200 architectures of them are checked for equality of the executions.
+# Small spaces of every family.
 SPACES = {name: [n for n, s in family.spaces.items() if small(s, 32)] for name, family in FAMILIES.items()}
 NAMES = [n for names in SPACES.values() for n in names]
 VARIED = [(SPACES[f][0], fixed) for f, rows in VARIANTS.items() for fixed in rows.values()]
@@ -43,7 +43,7 @@ def executions(space):
 
 @cache
 def supernet(name, execution="fused", **fixed):
-    """A space and its supernet, with weights at which every part matters: biases are zero and tables tiny at birth."""
+    """A space and its supernet with noise on all weights: at first biases are zero and tables tiny."""
     space = with_fixed(named_space(name), **fixed)
     torch.manual_seed(0)
     model = FAMILIES[space.family].supernet(space, **how(space, execution)).eval()
@@ -54,7 +54,7 @@ def supernet(name, execution="fused", **fixed):
 
 
 def fresh_supernet(name):
-    """As above, to be spoilt by the test."""
+    """As above, for a test that changes the weights."""
     supernet.cache_clear()
     space, model = supernet(name)
     supernet.cache_clear()
@@ -199,10 +199,10 @@ def test_weights_inside_the_slice_matter(name):
     x, arch = images(space), space.smallest()
     for key in model.slices(arch):
         p = dict(model.named_parameters())[key]
-        before, kept = model(x, arch), p.clone()
+        before, copy = model(x, arch), p.clone()
         p.add_(torch.randn_like(p))
         assert not torch.allclose(model(x, arch), before, atol=1e-6), f"{key} changes nothing"
-        p.copy_(kept)
+        p.copy_(copy)
 
 
 # -- the extracted network --------------------------------------------------------------------------------------------
@@ -230,10 +230,10 @@ def test_blocks_keep_their_drop_path(name):
     model = family.supernet(space, drop_path=0.3)
     plain = family.extract(model, arch)
     rates = [m.rate for m in plain.modules() if hasattr(m, "rate")]
-    most = [m.rate for m in model.modules() if hasattr(m, "rate")]
-    rest = iter(most)
-    assert all(rate in rest for rate in rates), "the rates of the blocks kept, in their order"
-    assert max(most) == pytest.approx(0.3) and len(rates) < len(most)
+    largest = [m.rate for m in model.modules() if hasattr(m, "rate")]
+    rest = iter(largest)
+    assert all(rate in rest for rate in rates), "the rates of the extracted blocks, in their order"
+    assert max(largest) == pytest.approx(0.3) and len(rates) < len(largest)
 
 
 # -- counting ---------------------------------------------------------------------------------------------------------
