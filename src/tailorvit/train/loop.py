@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -22,6 +22,7 @@ from tailorvit.train.graphs import GraphSteps, Pending, can_record
 from tailorvit.train.optim import (
     SliceAdamW,
     Slices,
+    float32_sums,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
@@ -161,18 +162,6 @@ def train(
     """
     with float32_sums():
         return Trainer(model, batches, rule, settings, seed, sink or Sink(), evaluate, device).run()
-
-
-@contextmanager
-def float32_sums() -> Iterator[None]:
-    """Partial sums of 16-bit matrix products in 32 bits: a weight's gradient sums over every token of a batch."""
-    switches: Any = torch.backends.cuda.matmul
-    before = switches.allow_bf16_reduced_precision_reduction
-    switches.allow_bf16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        switches.allow_bf16_reduced_precision_reduction = before
 
 
 class Launched(NamedTuple):

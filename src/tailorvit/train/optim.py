@@ -1,4 +1,4 @@
-"""What every training step uses: the loss, drop path switched off, AdamW or SGD, and AdamW for slices in use."""
+"""What training steps share: the loss, precision, drop path, AdamW or SGD, and AdamW for the slices in use."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def without_drop_path(model: nn.Module) -> Iterator[None]:
     finally:
         for block, rate in blocks:
             block.rate = rate
+
+
+@contextmanager
+def float32_sums() -> Iterator[None]:
+    """Partial sums of 16-bit matrix products in 32 bits: a weight's gradient sums over every token of a batch."""
+    switches: Any = torch.backends.cuda.matmul
+    before = switches.allow_bf16_reduced_precision_reduction
+    switches.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        switches.allow_bf16_reduced_precision_reduction = before
 
 
 def decays(name: str, parameter: Tensor) -> bool:
