@@ -35,7 +35,7 @@ def both(boxes, dtypes, masks, whole):
 
 
 def interpreted(script: str) -> object:
-    """What a script prints last. The interpreter is chosen when Triton is imported, so it gets a process of its own."""
+    """The last line a script prints, as JSON. Triton chooses the interpreter at import, so it needs a new process."""
     done = subprocess.run(
         [sys.executable, "-c", HEAD + script],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -47,7 +47,7 @@ def interpreted(script: str) -> object:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# Sixteen parameters, every slot of the kernels: one to four axes, whole and cut, the box's last axis the only one cut.
+# Sixteen parameters, as many as the kernels take: one to four axes, whole, cut in several axes, cut in the last only.
 CASES = """
 cut_kernel.BLOCK = 256  # several programs each, the last one seldom full
 S, A = slice, slice(None)
@@ -61,7 +61,7 @@ boxes, rows = [b for _, b in cases], []
 for half in (torch.float32, torch.float16, torch.bfloat16):
     torch.manual_seed(0)
     whole = [torch.randn(s) for s, _ in cases]
-    whole[13] = torch.randn(8, 30).T  # not in one piece
+    whole[13] = torch.randn(8, 30).T  # not contiguous
     masks = [None] * 16
     masks[6], masks[10] = torch.arange(24) % 3 / 2, (torch.arange(77) < 50).float()
     if half == torch.bfloat16:  # the interpreter cuts bits off where a GPU rounds: only what needs no rounding
@@ -74,9 +74,9 @@ for half in (torch.float32, torch.float16, torch.bfloat16):
     count = len(cut_kernel._LAYOUTS)
     served, same = both(boxes, dtypes, [None] * 16, [w.detach().neg().requires_grad_() for w in whole])
     rows.append([served, len(same), all(same)])
-    elsewhere = [w.detach().clone(memory_format=torch.preserve_format) for w in whole]
-    assert cut_kernel.layout_of(boxes, dtypes, masks, elsewhere) is not None
-    assert len(cut_kernel._LAYOUTS) == count + 1, "weights elsewhere are served by the layout there is"
+    others = [w.detach().clone(memory_format=torch.preserve_format) for w in whole]
+    assert cut_kernel.layout_of(boxes, dtypes, masks, others) is not None
+    assert len(cut_kernel._LAYOUTS) == count + 1, "other weights of the same shapes use the same layout"
 print(json.dumps(rows))
 """
 
@@ -103,7 +103,7 @@ print(json.dumps({name: both(*case) for name, case in cases.items()}))
 
 
 @needs_triton
-def test_what_the_kernels_do_not_serve_takes_the_plain_path() -> None:
+def test_what_the_kernels_cannot_handle_takes_the_plain_path() -> None:
     rows = interpreted(UNSERVED)
     assert isinstance(rows, dict)
     assert len(rows) == 5
@@ -152,7 +152,7 @@ def test_blocks_of_a_supernet_still_share_one_graph_per_width() -> None:
 @needs_triton
 @pytest.mark.parametrize("half", ["float32", "bfloat16"])
 def test_kernels_compile_for_hopper(half: str, tmp_path, monkeypatch) -> None:
-    """The interpreter forgives what the compiler refuses; neither needs a GPU."""
+    """The interpreter accepts what the compiler refuses; neither needs a GPU."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     import triton
     from triton.backends.compiler import GPUTarget

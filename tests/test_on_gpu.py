@@ -1,4 +1,4 @@
-"""What only a CUDA device can show; skipped without one, as in CI. On a GPU machine: `pytest tests/test_on_gpu.py`."""
+"""Tests that need a CUDA device; skipped without one, as in CI. On a GPU machine: `pytest tests/test_on_gpu.py`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from tailorvit.rng import seed_everything
 from tailorvit.train import Evaluator, Fixed, SinglePath, TrainSettings, train
 from tailorvit.train.compiled import compiled
 from tailorvit.train.graphs import GraphSteps, Recorder
-from tailorvit.train.losses import soft_cross_entropy
-from tailorvit.train.optim import make_optimizer
+from tailorvit.train.optim import make_optimizer, soft_cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parent / "train"))
 from train_toys import Store
@@ -74,7 +73,7 @@ def test_the_kernel_equals_the_dense_formula_and_itself(grid: tuple[int, int], r
     alive[heads - dead :] = 0
     alive = alive.flatten()
     wanted = attend(q, k, v, tables, places, dim**-0.5, "dense").transpose(1, 2).flatten(2) * alive
-    pull = torch.randn_like(wanted) * alive  # as nobody reads a dead head, nobody sends it a gradient
+    pull = torch.randn_like(wanted) * alive  # a head that is not read gets no gradient either
     slopes = torch.autograd.grad(wanted, [exact, *tables], pull)
     runs = []
     for _ in range(5):
@@ -90,7 +89,7 @@ def test_the_kernel_equals_the_dense_formula_and_itself(grid: tuple[int, int], r
 def test_weights_cut_in_one_launch_are_those_cut_one_by_one(
     half: torch.dtype, switched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit; recorded too, where a replay has to read the weights and the masks of its own moment."""
+    """To the bit; recorded too, where a replay must read the current weights and masks."""
     torch.manual_seed(0)
     every = slice(None)
     cases = [
@@ -111,7 +110,7 @@ def test_weights_cut_in_one_launch_are_those_cut_one_by_one(
 
     def work(fused: bool) -> None:
         monkeypatch.setattr(blocks, "FUSED_CUT", fused)
-        # Leaves of their own: autograd remembers on which stream a leaf was first used, and a recording has another.
+        # New leaves: autograd remembers on which stream a leaf was first used, and a recording has another.
         whole = [w.detach().requires_grad_() for w in weights]
         out = blocks.Cut.apply(boxes, dtypes, masks, *whole)
         assert (out[0].grad_fn.layout is not None) == fused
@@ -152,8 +151,8 @@ def fresh(kind: str) -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.parametrize("kind", ["supernet", "plain"])
-def test_recorded_steps_learn_as_the_loop_does(kind: str) -> None:
-    """Without drop path, whose draws a recording orders differently; float32."""
+def test_recorded_steps_learn_as_eager_ones_do(kind: str) -> None:
+    """In float32 without drop path, whose random draws a recording orders differently."""
     ends = []
     for graphs in (False, True):
         model, rule = fresh(kind)
@@ -172,9 +171,8 @@ def test_recorded_steps_learn_as_the_loop_does(kind: str) -> None:
 def recorded_gradients(model: nn.Module, batch: Any, arch: Arch | None, compile: bool) -> dict[str, Tensor]:
     """Of one recorded step in bfloat16, after a replay."""
     settings = TrainSettings(precision="bf16", clip=0, batch=len(batch.y))
-    steps = GraphSteps(
-        model, compiled(model) if compile else model, make_optimizer(model, settings), None, settings, "cuda"
-    )
+    call = compiled(model) if compile else model
+    steps = GraphSteps(model, call, make_optimizer(model, settings), settings, "cuda")
     steps.prepare((batch.x, batch.y, batch.target), (arch,))
     if arch is not None:
         steps.switches[0].copy_(model.switches(arch))  # type: ignore[operator]
@@ -184,10 +182,10 @@ def recorded_gradients(model: nn.Module, batch: Any, arch: Arch | None, compile:
 
 
 def close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """All together to a hundredth or two, each parameter to a tenth of it or of the mean one."""
-    every = [torch.cat([g[n].flatten() for n in wanted]) for g in (found, wanted)]
-    assert relative(*every) < 2e-2
-    typical = float(every[1].norm()) / len(every[1]) ** 0.5
+    """All gradients as one vector within 2 %; each parameter within a tenth of its norm or of a typical one."""
+    vectors = [torch.cat([g[n].flatten() for n in wanted]) for g in (found, wanted)]
+    assert relative(*vectors) < 2e-2
+    typical = float(vectors[1].norm()) / len(vectors[1]) ** 0.5
     for name, right in wanted.items():
         scale = max(float(right.norm()), typical * right.numel() ** 0.5)
         assert float((found[name] - right).norm()) < 0.1 * scale, name
@@ -196,7 +194,7 @@ def close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize(("embed", "heads"), [(72, 4), (72, 3), (144, 4), (100, 3)])
 def test_gradients_of_a_plain_network_in_16_bits_are_those_of_float32(embed: int, heads: int, compile: bool) -> None:
-    """At the study's batch, as libraries choose their kernels by the shape."""
+    """At a large batch, since libraries choose their kernels by the shape."""
     torch.manual_seed(0)
     arch = Arch("vit", depth=3, embed=embed, heads=[heads] * 3, mlp=[3.0] * 3)
     model = VIT.build(VIT.frame({**dict(SPACE.fixed), "head_dim": 32, "reach": 7, "patch": 4}), arch).cuda().train()
@@ -233,16 +231,16 @@ def test_gradients_of_a_supernet_in_16_bits_are_those_of_float32_slices(compile:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["supernet", "plain"])
-def test_a_killed_training_goes_on_to_the_same_weights(kind: str, precision: str) -> None:
-    """To the bit, recorded, with drop path: the draws of a step belong to (seed, step)."""
+def test_a_killed_training_resumes_to_the_same_weights(kind: str, precision: str) -> None:
+    """To the bit, recorded, with drop path: the random draws of a step depend on (seed, step)."""
     whole = trained(*fresh(kind), Images(), Store(), precision=precision)
     model, rule = fresh(kind)
-    cut = Store(stop_at=12)
+    store = Store(stop_at=12)
     settings = {"precision": precision, "checkpoint_seconds": 0.0}
     with pytest.raises(KeyboardInterrupt):
-        trained(model, rule, Images(), cut, **settings)
-    again = trained(*fresh(kind), Images(), Store(cut.kept), **settings)
-    assert all(torch.equal(again[n], t) for n, t in whole.items())
+        trained(model, rule, Images(), store, **settings)
+    resumed = trained(*fresh(kind), Images(), Store(store.checkpoint), **settings)
+    assert all(torch.equal(resumed[n], t) for n, t in whole.items())
 
 
 @pytest.mark.parametrize("name", ["pit", "swin", "windowed", "shunted", "vit"])
@@ -293,7 +291,7 @@ def test_batches_made_several_at_once_are_those_made_one_by_one(preset: str) -> 
                 assert torch.equal(one, other)
 
 
-def test_a_thread_that_pins_memory_spoils_no_recording() -> None:
+def test_a_thread_that_pins_memory_does_not_break_a_recording() -> None:
     stop = threading.Event()
 
     def pin() -> None:

@@ -92,7 +92,7 @@ def test_gradients_reach_only_the_slice(model):
 @pytest.mark.parametrize("freeze", ["none", "slice"])
 def test_it_trains(model, freeze):
     model.train()
-    settings = TrainSettings(lr=1e-2, freeze=freeze, decay_tables=True)
+    settings = TrainSettings(lr=1e-2, freeze=freeze)
     optimizer = make_optimizer(model, settings)
     for group in optimizer.param_groups:
         group["lr"] = 1e-2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SETS = ["train.checkpoint_seconds=0", "train.epochs=3", "train.lr=1e-3", "analysis.images=0", "analysis.mistakes=0"]
-KINDS = {"adamw": [], "sgd": ["train.optimizer=sgd", "train.lr=1e-2", "train.drop_path=0.1", "train.ema=0.9"]}
+KINDS = {"adamw": [], "sgd": ["train.optimizer=sgd", "train.lr=1e-2", "train.drop_path=0.1"]}
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ SETS = ["s4.pairs=3", "s4.stop_at=-1"]
 KINDS = {
     "plain": [],
     "repair": ["s4.repair=slope", "s4.iterations=1"],
-    "warm": ["s4.warm_start=true", "train.ema=0.9", "final.how=finetune"],
+    "warm": ["s4.warm_start=true", "final.how=finetune"],
     "s3": ["method=s3", "s3.samples=3", "s3.quantise=floor", "s3.warm_start=true", "train.rule=single_path"],
     "taught": ["s4.iterations=1", "train.rule=sandwich", "train.distill=true", "train.reg_largest_only=true"],
     "adaptive": ["s4.adaptive=true", "train.rule=sandwich", "final.candidates=2"],

@@ -72,7 +72,7 @@ def test_the_tiny_form_of_every_recipe_runs(name, tmp_path):
         ["search.name=nsga2", "final.how=finetune"],
         ["s4.repair=slope", "s4.iterations=0"],
         ["limits.max_macs=300k", "train.rule=sandwich", "train.freeze=slice"],
-        ["limits.min_params=5k", "baseline=false", "final.candidates=2", "train.freeze=tensor", "train.ema=0.9"],
+        ["limits.min_params=5k", "baseline=false", "final.candidates=2", "train.freeze=tensor"],
     ],
     ids=lambda s: " ".join(s),
 )

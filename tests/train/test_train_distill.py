@@ -1,34 +1,28 @@
-"""BigNAS's training: the largest network learns from the labels and alone drops paths; the others learn from it."""
+"""BigNAS's training: the largest network learns from the labels and alone has drop path; the others learn from it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from train_toys import SPACE, Store, Toys, plain, same, settings, supernet, weights
+from train_toys import SPACE, Store, Toys, gradients, plain, same, settings, supernet, weights
 
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES
 from tailorvit.train import Fixed, Sandwich, train
-from tailorvit.train.loop import _State, _step, soft_cross_entropy, without_drop_path
+from tailorvit.train.optim import soft_cross_entropy, without_drop_path
 
 ARCHS = Sandwich(SPACE).archs_at(0, 3)
 BIGNAS = {"rule": "sandwich", "distill": True, "reg_largest_only": True}
 
 
-def step(model, given, archs=ARCHS, call=None) -> dict[str, torch.Tensor]:
+def step(model, options, archs=ARCHS, call=None) -> dict[str, torch.Tensor]:
     """The gradients of one step, and its loss."""
-    state, seen = _State(model, given), {}
-    state.optimizer.step = lambda: seen.update(
-        {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    )
-    model.train()
     torch.manual_seed(5)
-    loss, _ = _step(model, call or model, Toys().at(0), archs, state, given, 1e-3, "cpu")
-    return {**seen, "loss": torch.tensor(loss)}
+    return gradients(model, archs, options, Toys().at(0), call)
 
 
 def by_hand(model, distill: bool) -> dict[str, torch.Tensor]:
-    """The same from the definition: labels for the largest, its answers for the rest."""
+    """The same from the definition: labels for the largest, its outputs for the others."""
     batch = Toys().at(0)
     model.train()
     largest = model(batch.x, SPACE.largest())
@@ -42,8 +36,8 @@ def by_hand(model, distill: bool) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("distill", [False, True])
 def test_the_others_learn_from_the_largest(distill):
-    given = settings(rule="sandwich", distill=distill, clip=0.0)
-    found, expected = step(supernet(), given), by_hand(supernet(), distill)
+    options = settings(rule="sandwich", distill=distill, clip=0.0)
+    found, expected = step(supernet(), options), by_hand(supernet(), distill)
     assert found.keys() == expected.keys()
     for name in expected:
         assert torch.allclose(found[name], expected[name], atol=1e-5, rtol=1e-3), name
@@ -51,16 +45,16 @@ def test_the_others_learn_from_the_largest(distill):
 
 def test_distillation_changes_only_what_the_others_learn():
     labels = step(supernet(), settings(rule="sandwich"))
-    taught = step(supernet(), settings(rule="sandwich", distill=True))
-    assert not same(labels, taught)
+    distilled = step(supernet(), settings(rule="sandwich", distill=True))
+    assert not same(labels, distilled)
     for archs in ((SPACE.largest(),), (None,)):
         model = plain if archs == (None,) else supernet
         alone = [step(model(), settings(rule="sandwich", distill=d), archs) for d in (False, True)]
-        assert same(*alone), "a network alone has nobody to teach"
+        assert same(*alone), "one network alone has no others to teach"
 
 
 @pytest.mark.parametrize("largest_only", [False, True])
-def test_only_the_largest_drops_paths(largest_only):
+def test_only_the_largest_has_drop_path(largest_only):
     model, seen = supernet(0.5), []
 
     def call(x, arch):
@@ -73,7 +67,7 @@ def test_only_the_largest_drops_paths(largest_only):
     assert [block.rate for block in model.blocks] == usual and model.training
 
 
-def test_paths_come_back_after_an_error():
+def test_drop_path_comes_back_after_an_error():
     model = supernet(0.5)
     with pytest.raises(KeyboardInterrupt), without_drop_path(model):
         assert [block.rate for block in model.blocks] == [0.0, 0.0] and model.training
@@ -82,46 +76,46 @@ def test_paths_come_back_after_an_error():
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_every_family_can_spare_its_sub_networks(name):
-    """In training mode two passes differ by dropped paths alone; without those they are the same."""
+def test_drop_path_can_be_switched_off_in_every_family(name):
+    """In training mode two passes differ by drop path alone; without it they are the same."""
     space = min(FAMILIES[name].spaces.values(), key=lambda s: max(dict(s.fixed).get("image_size", (224, 224))))
     torch.manual_seed(0)
     model = FAMILIES[name].supernet(space, 0.5).train()
     frame = FAMILIES[name].frame(dict(space.fixed))
     x = torch.randn(8, frame.channels, *frame.image_size)
     with torch.no_grad():
-        free = [model(x, space.largest()) for _ in range(2)]
+        dropped = [model(x, space.largest()) for _ in range(2)]
         with without_drop_path(model):
-            spared = [model(x, space.largest()) for _ in range(2)]
-    assert not torch.equal(*free) and torch.equal(*spared)
+            whole = [model(x, space.largest()) for _ in range(2)]
+    assert not torch.equal(*dropped) and torch.equal(*whole)
 
 
 def test_a_plain_network_keeps_its_drop_path():
     """final.train starts from train: the last training of a BigNAS run is an ordinary one."""
     ends = []
-    for rate, given in ((0.5, {}), (0.5, BIGNAS), (0.0, BIGNAS)):
+    for rate, options in ((0.5, {}), (0.5, BIGNAS), (0.0, BIGNAS)):
         model = plain()
         for module in model.modules():
             if hasattr(module, "rate"):
                 module.rate = rate
-        train(model, Toys(), Fixed(), settings(epochs=1, **given), 0)
+        train(model, Toys(), Fixed(), settings(epochs=1, **options), 0)
         ends.append(weights(model))
     assert same(*ends[:2]) and not same(*ends[1:])
 
 
-@pytest.mark.parametrize("given", [{}, {"freeze": "slice"}, {"ema": 0.9}], ids=str)
-def test_resume_is_bit_identical(given):
-    given, rule, toys = settings(**BIGNAS, **given), Sandwich(SPACE), Toys(steps_per_epoch=3)
+@pytest.mark.parametrize("options", [{}, {"freeze": "slice"}], ids=str)
+def test_resume_is_bit_identical(options):
+    options, rule, toys = settings(**BIGNAS, **options), Sandwich(SPACE), Toys(steps_per_epoch=3)
     whole, sink = supernet(0.3), Store()
-    train(whole, toys, rule, given, 5, sink)
+    train(whole, toys, rule, options, 5, sink)
     for stop in (2, 4, 8):
         store = Store(stop_at=stop)
         with pytest.raises(KeyboardInterrupt):
-            train(supernet(0.3), toys, rule, given, 5, store)
-        again, going_on = supernet(0.3), Store(store.kept)
-        train(again, toys, rule, given, 5, going_on)
-        assert same(weights(again), weights(whole)), stop
-        assert same(going_on.kept[0], sink.kept[0])
+            train(supernet(0.3), toys, rule, options, 5, store)
+        resumed, later = supernet(0.3), Store(store.checkpoint)
+        train(resumed, toys, rule, options, 5, later)
+        assert same(weights(resumed), weights(whole)), stop
+        assert same(later.checkpoint[0], sink.checkpoint[0])
 
 
 def test_it_learns():
@@ -145,4 +139,4 @@ def test_they_need_the_sandwich(key):
     with pytest.raises(TailorError, match=rf"train\.{key} needs train\.rule = 'sandwich'.*not 'single_path'\.$"):
         settings(**{key: True})
     assert getattr(settings(rule="sandwich", **{key: True}), key)
-    assert not getattr(settings(rule="sandwich"), key), "off unless asked for"
+    assert not getattr(settings(rule="sandwich"), key), "off by default"

@@ -24,12 +24,12 @@ BATCHES = [(b.x, b.y) for b in (Toys(batch=37).at(s) for s in (1000, 1001, 1002)
 ARCHS = list(dict.fromkeys(SPACE.sample(generator(0, "archs", i)) for i in range(16)))
 
 
-def test_figures_are_those_of_the_extracted_networks(net):
+def test_accuracies_are_those_of_the_extracted_networks(net):
     figures = Evaluator(net, BATCHES)(ARCHS)
     assert len(set(figures)) > 1
     for arch, figure in zip(ARCHS, figures):
-        lone = family("vit").extract(net, arch)
-        assert accuracy(lone, BATCHES) == pytest.approx(figure)
+        extracted = family("vit").extract(net, arch)
+        assert accuracy(extracted, BATCHES) == pytest.approx(figure)
 
 
 def test_each_architecture_runs_once_and_the_order_is_kept(net, monkeypatch):
@@ -44,7 +44,7 @@ def test_each_architecture_runs_once_and_the_order_is_kept(net, monkeypatch):
     assert len(ran) == len(set(wanted)), "nothing runs again"
 
 
-def test_nothing_asked_nothing_run(net):
+def test_no_architectures_give_no_accuracies(net):
     assert Evaluator(net, BATCHES)([]) == []
 
 

@@ -1,4 +1,4 @@
-"""Recorded steps do what the loop's own steps do; on a CPU the recordings are the work itself."""
+"""Recorded steps equal eager ones (on a CPU a recording is the work itself), and the buffers they use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from train_toys import SPACE as TOY_SPACE
-from train_toys import Store, Toys
+from train_toys import BadOnce, Store, Toys, trainer
 from train_toys import plain as toy_plain
 from train_toys import settings as toy_settings
 from train_toys import supernet as toy_supernet
@@ -20,8 +20,8 @@ from tailorvit.families.vit.compiled import compiled_block
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, train
 from tailorvit.train import loop as loop_module
-from tailorvit.train.graphs import GraphCalls, GraphSteps, can_replay
-from tailorvit.train.loop import _State, _step
+from tailorvit.train.graphs import ALIGN, FlatBuffer, GraphCalls, GraphSteps, HalfWeights, can_record
+from tailorvit.train.optim import make_optimizer
 from tailorvit.train.rules import Sandwich, SinglePath
 from tailorvit.train.settings import TrainSettings
 
@@ -50,33 +50,31 @@ def network(kind: str) -> nn.Module:
 
 
 def both(kind: str, settings: TrainSettings, archs: Any, steps: int = 4, bad: int | None = None) -> tuple[Any, Any]:
-    """(weights, averages, figures) after the loop's steps and after recorded ones."""
+    """(weights, figures) after eager steps and after recorded ones."""
     out = []
     for recorded in (False, True):
         model = network(kind).train()
-        state, figures = _State(model, settings), []
-        graphs = GraphSteps(model, model, state.optimizer, state.ema, settings, "cpu") if recorded else None
+        eager, figures = trainer(model, settings), []
+        graphs = GraphSteps(model, model, eager.state.optimizer, settings, "cpu") if recorded else None
         for step in range(steps):
-            now, drawn = batch(step), archs(step)
+            now, chosen = batch(step), archs(step)
             if step == bad:
                 now = now._replace(x=now.x * float("nan"))
             if graphs is None:
-                figures.append(_step(model, model, now, drawn, state, settings, 1e-3, "cpu"))
+                figures.append(eager.eager_step(now, chosen, 1e-3))
             else:
-                graphs.prepare(now, drawn)
-                loss, correct, norm = graphs.step(drawn, 1e-3).read()
-                fine = np.isfinite(loss) and np.isfinite(norm)
-                figures.append((loss, int(correct) // len(drawn)) if fine else (None, 0))
-        out.append((dict(model.named_parameters()), state.ema, figures))
+                graphs.prepare(now, chosen)
+                loss, correct, norm = graphs.step(chosen, 1e-3).read()
+                finite = np.isfinite(loss) and np.isfinite(norm)
+                figures.append((loss, int(correct) // len(chosen)) if finite else (None, 0))
+        out.append((dict(model.named_parameters()), figures))
     return out[0], out[1]
 
 
 def close(first: Any, second: Any, tolerance: float = 2e-5) -> None:
     for name, tensor in first[0].items():
         torch.testing.assert_close(second[0][name], tensor, rtol=tolerance, atol=tolerance)
-    for name, tensor in (first[1] or {}).items():
-        torch.testing.assert_close(second[1][name], tensor, rtol=tolerance, atol=tolerance)
-    for (a, hits), (b, also) in zip(first[2], second[2], strict=True):
+    for (a, hits), (b, also) in zip(first[1], second[1], strict=True):
         assert hits == also
         assert (a is None) == (b is None)
         assert a is None or a == pytest.approx(b, rel=1e-4)
@@ -84,7 +82,7 @@ def close(first: Any, second: Any, tolerance: float = 2e-5) -> None:
 
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_a_plain_network_learns_the_same(clip: float) -> None:
-    close(*both("plain", TrainSettings(clip=clip, ema=0.9), lambda _: (None,)))
+    close(*both("plain", TrainSettings(clip=clip), lambda _: (None,)))
 
 
 @pytest.mark.parametrize("clip", [0.0, 1.0])
@@ -101,8 +99,8 @@ def test_a_sandwich_learns_the_same(distill: bool) -> None:
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     rule = SinglePath(SPACE)
-    first, second = both("supernet", TrainSettings(ema=0.9), lambda step: rule.archs_at(3, step), bad=2)
-    assert second[2][2] == (None, 0)
+    first, second = both("supernet", TrainSettings(), lambda step: rule.archs_at(3, step), bad=2)
+    assert second[1][2] == (None, 0)
     assert all(torch.isfinite(t).all() for t in second[0].values())
     close(first, second)
 
@@ -112,7 +110,7 @@ def test_sixteen_bit_weights_give_the_gradients_autocast_gives(monkeypatch: pyte
     close(*both("plain", TrainSettings(precision="bf16", clip=0), lambda _: (None,), steps=2), tolerance=1e-5)
 
 
-def test_members_of_a_group_answer_as_they_do_sliced() -> None:
+def test_architectures_of_a_group_give_the_outputs_of_slices() -> None:
     model, rng = network("supernet").eval(), np.random.default_rng(1)
     call, x = GraphCalls(model, bf16=False), batch().x
     for arch in (SPACE.largest(), SPACE.smallest(), *(SPACE.sample(rng) for _ in range(6))):
@@ -122,8 +120,10 @@ def test_members_of_a_group_answer_as_they_do_sliced() -> None:
 
 @pytest.mark.parametrize("qkv", ["aligned", "official"])
 @pytest.mark.parametrize("blocks", ["their own", "compiled"])
-def test_members_of_a_group_learn_as_they_do_sliced(monkeypatch: pytest.MonkeyPatch, qkv: str, blocks: str) -> None:
-    """With biases that are not zero, as they are at first: the released layout cuts them by the heads in use."""
+def test_architectures_of_a_group_have_the_gradients_of_slices(
+    monkeypatch: pytest.MonkeyPatch, qkv: str, blocks: str
+) -> None:
+    """With biases that are not zero, since the released layout cuts them by the heads in use."""
     monkeypatch.setattr(torch, "compile", lambda work, **_: work)
     space = with_fixed(SPACE, qkv=qkv)
     seed_everything(0, "init")
@@ -146,66 +146,107 @@ def test_members_of_a_group_learn_as_they_do_sliced(monkeypatch: pytest.MonkeyPa
 def test_what_cannot_be_recorded_is_not() -> None:
     model = network("supernet")
 
-    def asked(device: str = "cuda", batch_norms: bool = False, **changes: Any) -> bool:
+    def recorded(model: nn.Module, device: str = "cuda", batch_norms: bool = False, **changes: Any) -> bool:
         settings = TrainSettings(**changes)
-        return can_replay(model, settings, _State(model, settings).optimizer, device, batch_norms)
+        return can_record(model, settings, make_optimizer(model, settings), device, batch_norms)
 
-    assert asked()
-    assert not asked("cpu")
-    assert not asked(batch_norms=True)
+    assert recorded(model)
+    assert not recorded(model, "cpu")
+    assert not recorded(model, batch_norms=True)
     for name, value in {"graphs": False, "freeze": "slice", "optimizer": "sgd"}.items():
-        assert not asked(**{name: value})
-    assert can_replay(network("plain"), TrainSettings(), _State(model, TrainSettings()).optimizer, "cuda", False)
+        assert not recorded(model, **{name: value})
+    assert recorded(network("plain"))
     swin = family("swin")
-    other = swin.supernet(swin.shrink(next(iter(swin.spaces.values()))))
-    assert not can_replay(other, TrainSettings(), _State(other, TrainSettings()).optimizer, "cuda", False)
+    assert not recorded(swin.supernet(swin.shrink(next(iter(swin.spaces.values())))))
 
 
-def fitted(monkeypatch: pytest.MonkeyPatch, recorded: bool, kind: str = "supernet", **toys: Any) -> Any:
-    """A whole training with the loop's steps or with recorded ones: (answers, what came of it, its sink)."""
-    monkeypatch.setattr(loop_module, "can_replay", lambda *_: recorded)
+def fitted(monkeypatch: pytest.MonkeyPatch, recorded: bool, kind: str = "supernet", toys: Any = None) -> Any:
+    """A whole training with eager or with recorded steps: (logits, how it went, its sink)."""
+    monkeypatch.setattr(loop_module, "can_record", lambda *_: recorded)
+    monkeypatch.setattr(loop_module, "PATIENCE", 2)
     model, sink = (toy_supernet() if kind == "supernet" else toy_plain()), Store()
     rule = SinglePath(TOY_SPACE) if kind == "supernet" else Fixed()
-    done = train(model, Toys(**toys), rule, toy_settings(epochs=4, patience=2), 0, sink)
+    done = train(model, toys or Toys(), rule, toy_settings(epochs=4), 0, sink)
     with torch.no_grad():
         return model(Toys().at(99).x), done, sink
 
 
 @pytest.mark.parametrize("kind", ["supernet", "plain"])
-def test_the_loop_tells_the_same_of_recorded_steps(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Figures come one step late, but every step is told and every epoch ends with all of its own."""
+def test_the_loop_reports_the_same_of_recorded_steps(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Figures come one step late, but every step is reported and every epoch ends with all of its own."""
     (first, done, sink), (second, also, late) = (fitted(monkeypatch, r, kind) for r in (False, True))
     torch.testing.assert_close(second, first, rtol=1e-2, atol=1e-3)
     assert (also.steps, also.skipped, also.rollbacks) == (done.steps, 0, 0)
     assert [e for e, _ in late.epochs] == [e for e, _ in sink.epochs] == [1, 2, 3, 4]
     assert [s for s, _ in late.steps] == [s for s, _ in sink.steps]
-    for (_, facts), (_, told) in zip(sink.epochs, late.epochs, strict=True):
-        assert told["loss"] == pytest.approx(facts["loss"], rel=1e-3)
-        assert told["accuracy"] == pytest.approx(facts["accuracy"])
+    for (_, facts), (_, other) in zip(sink.epochs, late.epochs, strict=True):
+        assert other["loss"] == pytest.approx(facts["loss"], rel=1e-3)
+        assert other["accuracy"] == pytest.approx(facts["accuracy"])
 
 
 def test_steps_that_are_not_finite_are_skipped_and_rolled_back_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One bad step is skipped; two in a row return to the last good epoch with half the rate, a step later here."""
-    (_, done, _), (second, also, late) = (fitted(monkeypatch, r, bad=(2,)) for r in (False, True))
+    """One bad step is skipped; two in a row return to the last good epoch, a step later than eager ones do."""
+    (_, done, _), (second, also, late) = (fitted(monkeypatch, r, toys=Toys(bad=(2,))) for r in (False, True))
     assert (also.skipped, also.rollbacks) == (done.skipped, done.rollbacks) == (1, 0)
     assert torch.isfinite(second).all()
     assert [kind for kind, _ in late.events] == ["skip"]
-    monkeypatch.setattr(Toys, "at", once_bad(Toys.at, {5, 6}))
-    answers, also, late = fitted(monkeypatch, True)
+    logits, also, late = fitted(monkeypatch, True, toys=BadOnce(bad={5, 6}))
     assert also.rollbacks == 1 and also.steps == 16
-    assert torch.isfinite(answers).all()
+    assert torch.isfinite(logits).all()
     assert [kind for kind, _ in late.events] == ["skip", "skip", "rollback"]
 
 
-def once_bad(at: Any, steps: set[int]) -> Any:
-    """Batches that are spoilt the first time they are asked for only, as bad hardware would."""
-    left = set(steps)
+# -- many small tensors in one buffer ---------------------------------------------------------------------------------
 
-    def spoilt(self: Any, step: int) -> Any:
-        found = at(self, step)
-        if step in left:
-            left.remove(step)
-            found = found._replace(x=found.x * float("nan"))
-        return found
+SHAPES = [(3, 5), (ALIGN,), (), (2, 1, 7), (130,)]
 
-    return spoilt
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16])
+def test_parts_hold_the_tensors_cast_and_begin_at_round_places(source: torch.dtype, target: torch.dtype) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape).to(source) for shape in SHAPES]
+    buffer = FlatBuffer(tensors, target)
+    buffer.fill([t.t() if t.dim() == 2 else t for t in [tensors[0].t().contiguous(), *tensors[1:]]])  # not contiguous
+    for part, tensor in zip(buffer.parts, tensors, strict=True):
+        assert part.dtype == target and part.shape == tensor.shape and part.is_contiguous()
+        assert torch.equal(part, tensor.to(target))
+        assert part.storage_offset() % ALIGN == 0 and part._base is None
+    rest = torch.ones(len(buffer.whole), dtype=torch.bool)
+    for part in buffer.parts:
+        rest[part.storage_offset() : part.storage_offset() + part.numel()] = False
+    assert not buffer.whole[rest].any()  # between the parts nothing is left behind
+
+
+def test_writing_to_a_part_writes_to_the_buffer() -> None:
+    buffer = FlatBuffer([torch.zeros(3), torch.zeros(2)], torch.float32)
+    buffer.parts[1].fill_(7)
+    assert buffer.whole.sum() == 14 and buffer.whole[ALIGN] == 7
+
+
+def test_no_tensors_make_an_empty_buffer() -> None:
+    buffer = FlatBuffer([], torch.float32)
+    buffer.fill([])
+    assert buffer.whole.numel() == 0 and buffer.parts == []
+
+
+def test_copies_follow_weights_and_gradients_come_back_in_the_networks_order() -> None:
+    vit = family("vit")
+    space = vit.spaces["vit-8px"]
+    model = vit.build(vit.frame(dict(space.fixed)), space.smallest())
+    half = HalfWeights(model)
+    named = dict(model.named_parameters())
+    assert "blocks.0.mlp.fc1.weight" in half.copies and "blocks.0.norm1.weight" not in half.copies
+    with torch.no_grad():
+        named["blocks.0.mlp.fc1.weight"].fill_(1.0039)  # no 16-bit number
+    half.refresh()
+    for name, copy in half.copies.items():
+        assert torch.equal(copy, named[name].bfloat16())
+    found: list[torch.Tensor | None] = [torch.full_like(u, k % 7 + 1) for k, u in enumerate(half.leaves)]
+    found[0] = None
+    half.set_gradients(found)
+    by_name = dict(zip(half.order, found, strict=True))
+    for (name, parameter), mine in zip(named.items(), half.gradients, strict=True):
+        given = by_name[name]
+        wanted = torch.zeros_like(parameter) if given is None else given.float()
+        assert mine.dtype == torch.float32 and torch.equal(mine, wanted)

@@ -1,31 +1,18 @@
-"""The training loop: gradients, non-finite steps, averages, precision, resuming."""
+"""The training loop: gradients, non-finite steps, precision, resuming."""
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
-from train_toys import SPACE, Store, Toys, no_onednn, plain, same, settings, supernet, weights
+from train_toys import SPACE, BadOnce, Store, Toys, gradients, no_onednn, plain, same, settings, supernet, weights
 
 from tailorvit.errors import TailorError
 from tailorvit.train import RULES, Fixed, Sandwich, SinglePath, train
 from tailorvit.train import loop as loop_module
-from tailorvit.train.loop import _State, _step, inherit, shortened, soft_cross_entropy
-
-
-def gradients(model, archs, given, batch) -> dict[str, torch.Tensor]:
-    """The gradient one step hands to the optimiser."""
-    state, seen = _State(model, given), {}
-
-    def step() -> None:
-        seen.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
-
-    state.optimizer.step = step
-    model.train()
-    loss, _ = _step(model, model, batch, archs, state, given, 1e-3, "cpu")
-    return {**seen, "loss": torch.tensor(loss)}
-
+from tailorvit.train.loop import inherit, shortened, soft_cross_entropy
 
 ARCHS = Sandwich(SPACE).archs_at(0, 3)
 
@@ -55,9 +42,9 @@ def test_same_seed_same_weights():
 
 @pytest.mark.parametrize("clip", [0.0, 1e6])
 def test_sandwich_gradient_is_the_sum_or_the_mean_of_single_ones(clip):
-    given, batch = settings(clip=clip), Toys().at(0)
-    together = gradients(supernet(), ARCHS, given, batch)
-    singles = [gradients(supernet(), (a,), given, batch) for a in ARCHS]
+    options, batch = settings(clip=clip), Toys().at(0)
+    together = gradients(supernet(), ARCHS, options, batch)
+    singles = [gradients(supernet(), (a,), options, batch) for a in ARCHS]
     for name in together:
         total = sum(s[name] for s in singles)
         expected = total / len(ARCHS) if clip or name == "loss" else total
@@ -65,8 +52,8 @@ def test_sandwich_gradient_is_the_sum_or_the_mean_of_single_ones(clip):
 
 
 def test_clipping_bounds_the_gradient():
-    given = settings(clip=1e-3)
-    found = gradients(supernet(), (SPACE.largest(),), given, Toys().at(0))
+    options = settings(clip=1e-3)
+    found = gradients(supernet(), (SPACE.largest(),), options, Toys().at(0))
     found.pop("loss")
     norm = torch.cat([g.flatten() for g in found.values()]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
@@ -89,20 +76,6 @@ def test_bf16_runs_on_a_cpu_and_keeps_weights_in_fp32():
     (full, a), (half, b) = ends
     assert math.isfinite(half) and half < 0.7 and abs(full - half) < 0.3
     assert not same(a, b)
-
-
-def test_average_of_the_weights():
-    model, given = supernet(), settings(epochs=2, ema=0.8)
-    seen, sink = [], Store()
-    start = weights(model)
-    sink.progress = lambda *_: seen.append(weights(model))
-    train(model, Toys(), SinglePath(SPACE), given, 0, sink)
-    for name, value in weights(model).items():
-        average = start[name].clone()
-        for step in seen:
-            average = 0.8 * average + 0.2 * step[name]
-        assert torch.allclose(value, average, atol=1e-6), name
-    assert not same(weights(model), seen[-1])
 
 
 # -- steps that are not finite ----------------------------------------------------------------------------------------
@@ -135,69 +108,57 @@ def test_a_non_finite_gradient_alone_is_skipped(freeze):
     assert same(seen[1], seen[2]) and not same(seen[2], seen[3])
 
 
-def test_several_in_a_row_roll_back_with_half_the_rate():
-    # Steps 6..8 are bad until they were tried once: a passing trouble.
-    class Passing(Toys):
-        def at(self, step):
-            first = self.asked.count(step) == 1
-            return Toys(bad={6, 7, 8} if first else ()).at(step)
-
-    model, toys, sink = supernet(), Passing(), Store()
-    given = settings(patience=3, warmup=0)
-    trained = train(model, toys, SinglePath(SPACE), given, 0, sink)
+def test_several_in_a_row_roll_back_with_half_the_learning_rate(monkeypatch):
+    monkeypatch.setattr(loop_module, "PATIENCE", 3)
+    model, toys, sink = supernet(), BadOnce(bad={6, 7, 8}), Store()
+    options = settings(warmup=0)
+    trained = train(model, toys, SinglePath(SPACE), options, 0, sink)
     assert (trained.steps, trained.skipped, trained.rollbacks) == (12, 3, 1)
-    assert toys.asked == [*range(9), *range(4, 12)], "back to the last good epoch"
+    assert toys.requested == [*range(9), *range(4, 12)], "back to the last good epoch"
     kinds = [k for k, _ in sink.events]
     assert kinds == ["skip"] * 3 + ["rollback"]
     assert "step 4" in sink.events[-1][1] and "0.5" in sink.events[-1][1]
     rates = [facts["lr"] for _, facts in sink.steps]
     # The bad step that triggers the return reports no progress.
-    assert rates[:8] == pytest.approx([given.lr_at(s, 4) for s in range(8)])
-    assert rates[8:] == pytest.approx([given.lr_at(s, 4) / 2 for s in range(4, 12)])
-    assert [e for e, _ in sink.epochs] == [1, 2, 2, 3], "the epoch that ended inside the streak is told anew"
-    assert sink.kept[1]["scale"] == 0.5
+    assert rates[:8] == pytest.approx([options.lr_at(s, 4) for s in range(8)])
+    assert rates[8:] == pytest.approx([options.lr_at(s, 4) / 2 for s in range(4, 12)])
+    assert [e for e, _ in sink.epochs] == [1, 2, 2, 3], "the epoch that ended amid skipped steps is reported again"
+    assert sink.checkpoint[1]["scale"] == 0.5
 
 
-def test_a_roll_back_restores_weights_and_moments():
-    """A training that rolled back over a bad epoch equals one that was given the halved rate there at once."""
-
-    class Passing(Toys):
-        def at(self, step):
-            return Toys(bad={5, 6} if self.asked.count(step) == 1 else ()).at(step)
-
+def test_a_roll_back_restores_weights_and_moments(monkeypatch):
+    """A training that rolled back equals one resumed from the same epoch with half the learning rate."""
+    monkeypatch.setattr(loop_module, "PATIENCE", 2)
     rolled, sink = supernet(), Store()
-    train(rolled, Passing(), SinglePath(SPACE), settings(patience=2), 0, sink)
+    train(rolled, BadOnce(bad={5, 6}), SinglePath(SPACE), settings(), 0, sink)
     assert "rollback" in [k for k, _ in sink.events]
-    first, keep = supernet(), Store(stop_at=5)
+    first, store = supernet(), Store(stop_at=5)
     with pytest.raises(KeyboardInterrupt):
-        train(first, Toys(), SinglePath(SPACE), settings(), 0, keep)
-    tensors, meta = keep.kept
+        train(first, Toys(), SinglePath(SPACE), settings(), 0, store)
+    tensors, meta = store.checkpoint
     assert meta["step"] == 4
     other = supernet()
     train(other, Toys(), SinglePath(SPACE), settings(), 0, Store((tensors, {**meta, "scale": 0.5})))
     assert same(weights(rolled), weights(other))
 
 
-def test_a_training_that_stays_non_finite_gives_up_with_advice():
+def test_a_training_that_stays_non_finite_gives_up_with_advice(monkeypatch):
+    monkeypatch.setattr(loop_module, "PATIENCE", 2)
+    monkeypatch.setattr(loop_module, "MAX_ROLLBACKS", 3)
     model, sink = supernet(), Store()
-    given = settings(epochs=50, patience=2, max_rollbacks=3)
     with pytest.raises(TailorError, match=r"gave up.*after 3 returns.*lower train\.lr than 0\.01.*fp32"):
-        train(model, Toys(bad=range(2, 10**6)), SinglePath(SPACE), given, 0, sink)
+        train(model, Toys(bad=range(2, 10**6)), SinglePath(SPACE), settings(epochs=50), 0, sink)
     texts = [t for k, t in sink.events if k == "rollback"]
     assert len(texts) == 3 and "0.5" in texts[0] and "0.25" in texts[1] and "0.125" in texts[2]
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_a_skipping_streak_over_an_epoch_end_is_no_good_state():
-    """Steps 3, 4 are bad with patience 2: the epoch end at step 4 lies inside the streak."""
-
-    class Passing(Toys):
-        def at(self, step):
-            return Toys(bad={3, 4} if self.asked.count(step) == 1 else ()).at(step)
-
-    toys, sink = Passing(), Store()
-    train(supernet(), toys, SinglePath(SPACE), settings(patience=2), 0, sink)
-    assert toys.asked == [*range(5), *range(12)], "all the way back to the start"
+def test_an_epoch_that_ends_amid_skipped_steps_is_no_good_state(monkeypatch):
+    """Steps 3 and 4 are bad, and the epoch ends between them."""
+    monkeypatch.setattr(loop_module, "PATIENCE", 2)
+    toys, sink = BadOnce(bad={3, 4}), Store()
+    train(supernet(), toys, SinglePath(SPACE), settings(), 0, sink)
+    assert toys.requested == [*range(5), *range(12)], "all the way back to the start"
     assert all(meta["in_row"] == 0 for _, meta in sink.saved)
 
 
@@ -205,46 +166,46 @@ def test_a_skipping_streak_over_an_epoch_end_is_no_good_state():
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-@pytest.mark.parametrize("given", [{"freeze": "slice"}, {"ema": 0.9, "freeze": "tensor"}, {"clip": 0.0}], ids=str)
-def test_resume_from_any_epoch_is_bit_identical(rule, given):
-    given = settings(epochs=3, rule=rule, **given)
+@pytest.mark.parametrize("options", [{"freeze": "slice"}, {"freeze": "tensor"}, {"clip": 0.0}], ids=str)
+def test_resume_from_any_epoch_is_bit_identical(rule, options):
+    options = settings(epochs=3, rule=rule, **options)
     toys, policy = Toys(steps_per_epoch=3), RULES[rule](SPACE)
     model = supernet(0.3)
     sink = Store()
-    whole = train(model, toys, policy, given, 5, sink)
+    whole = train(model, toys, policy, options, 5, sink)
     assert [m["step"] for _, m in sink.saved] == [3, 6, 9]
     for stop in (2, 3, 4, 7, 8):
         cut, store = supernet(0.3), Store(stop_at=stop)
         with pytest.raises(KeyboardInterrupt):
-            train(cut, toys, policy, given, 5, store)
-        again, going_on = supernet(0.3), Store(store.kept)
+            train(cut, toys, policy, options, 5, store)
+        resumed, later = supernet(0.3), Store(store.checkpoint)
         torch.manual_seed(99)
-        trained = train(again, toys, policy, given, 5, going_on)
-        assert same(weights(again), weights(model)), stop
+        trained = train(resumed, toys, policy, options, 5, later)
+        assert same(weights(resumed), weights(model)), stop
         assert (trained.steps, trained.loss) == (whole.steps, whole.loss)
-        assert [k for k, _ in going_on.events] == (["resume"] if store.kept else [])
-        assert same(going_on.kept[0], sink.kept[0]) and going_on.kept[1] == sink.kept[1]
+        assert [k for k, _ in later.events] == (["resume"] if store.checkpoint else [])
+        assert same(later.checkpoint[0], sink.checkpoint[0]) and later.checkpoint[1] == sink.checkpoint[1]
 
 
 def test_resume_of_a_finished_training_does_nothing():
     model, sink = supernet(), Store()
-    trained = train(model, Toys(), SinglePath(SPACE), settings(ema=0.5), 0, sink)
-    again, toys, late = supernet(), Toys(), Store(sink.kept)
-    repeated = train(again, toys, SinglePath(SPACE), settings(ema=0.5), 0, late)
-    assert same(weights(again), weights(model)) and toys.asked == [] and late.events == []
+    trained = train(model, Toys(), SinglePath(SPACE), settings(), 0, sink)
+    resumed, toys, later = supernet(), Toys(), Store(sink.checkpoint)
+    repeated = train(resumed, toys, SinglePath(SPACE), settings(), 0, later)
+    assert same(weights(resumed), weights(model)) and toys.requested == [] and later.events == []
     assert repeated == trained, "also its last loss"
 
 
 def test_a_plain_network_resumes_too():
     model, sink = plain(), Store()
     train(model, Toys(), Fixed(), settings(), 0, sink)
-    for kept in sink.saved:
-        again = plain()
-        train(again, Toys(), Fixed(), settings(), 0, Store(kept))
-        assert same(weights(again), weights(model))
+    for checkpoint in sink.saved:
+        resumed = plain()
+        train(resumed, Toys(), Fixed(), settings(), 0, Store(checkpoint))
+        assert same(weights(resumed), weights(model))
 
 
-def test_checkpoints_are_spaced_and_the_last_is_always_kept():
+def test_checkpoints_are_spaced_and_the_last_is_always_saved():
     sink = Store()
     train(supernet(), Toys(), SinglePath(SPACE), settings(checkpoint_seconds=3600), 0, sink)
     assert [m["step"] for _, m in sink.saved] == [12]
@@ -255,9 +216,9 @@ def test_a_checkpoint_of_another_space_is_refused():
     train(supernet(), Toys(), SinglePath(SPACE), settings(epochs=1), 0, sink)
     for other in (SPACE.shift({"embed": 1}), SPACE.shift({"depth": 1}), SPACE.with_fixed(relative=False)):
         with pytest.raises(TailorError, match="belongs to another space or network"):
-            train(supernet(space=other), Toys(), SinglePath(other), settings(), 0, Store(sink.kept))
+            train(supernet(space=other), Toys(), SinglePath(other), settings(), 0, Store(sink.checkpoint))
     with pytest.raises(TailorError, match="belongs to another space or network"):
-        train(plain(), Toys(), Fixed(), settings(), 0, Store(sink.kept))
+        train(plain(), Toys(), Fixed(), settings(), 0, Store(sink.checkpoint))
 
 
 # -- starting from other weights --------------------------------------------------------------------------------------
@@ -332,8 +293,18 @@ def test_blocks_of_a_supernet_share_one_compiled_function(monkeypatch):
         torch.testing.assert_close(ends[1][name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_partial_sums_of_split_products_stay_in_32_bits():
-    """A switch of the whole process that torch turns on; a recording keeps what was set when it was made."""
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
-    train(supernet(), Toys(), SinglePath(SPACE), settings(epochs=1), 0)
-    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("stop_at", [None, 2])
+def test_partial_sums_stay_in_32_bits_while_training_only(before, stop_at):
+    """It is a switch of the whole process: a training leaves it as it was, also when it is interrupted."""
+    switches, sink, during = torch.backends.cuda.matmul, Store(stop_at=stop_at), []
+    found = switches.allow_bf16_reduced_precision_reduction
+    look = lambda: during.append(switches.allow_bf16_reduced_precision_reduction) or {}  # noqa: E731
+    try:
+        switches.allow_bf16_reduced_precision_reduction = before
+        with nullcontext() if stop_at is None else pytest.raises(KeyboardInterrupt):
+            train(supernet(), Toys(), SinglePath(SPACE), settings(epochs=1), 0, sink, evaluate=look)
+        assert switches.allow_bf16_reduced_precision_reduction == before
+    finally:
+        switches.allow_bf16_reduced_precision_reduction = found
+    assert during == ([False] if stop_at is None else [])

@@ -15,22 +15,21 @@ SMALL = SPACE.smallest()
 
 
 @pytest.mark.parametrize("model", [supernet(), plain()], ids=["supernet", "plain"])
-@pytest.mark.parametrize("tables", [False, True])
-def test_decay_groups(model, tables):
+def test_decay_groups(model):
     decayed, free = set(), set()
     for name, p in model.named_parameters():
-        (decayed if decays(name, p, tables) else free).add(name)
+        (decayed if decays(name, p) else free).add(name)
     assert any("norm" in n for n in free) and not any("norm" in n for n in decayed)
     assert not any(n.endswith("bias") for n in decayed)
     assert {"cls_token", "pos_embed"} <= free
     assert not decays("query", torch.zeros(1, 1, 8)), "a ladder's token"
     relative = {n for n in decayed | free if ".rel_" in n}
-    assert len(relative) == 8 and relative <= (decayed if tables else free)
+    assert len(relative) == 8 and relative <= free
     matrices = ("qkv", "proj.weight", "fc1.weight", "fc2.weight", "head.weight", "patch_embed")
-    assert all(any(m in n for m in matrices) or n in relative for n in decayed)
+    assert all(any(m in n for m in matrices) for n in decayed)
     assert {"head.weight", "blocks.0.mlp.fc1.weight", "blocks.1.attn.proj.weight"} <= decayed
 
-    optimizer = make_optimizer(model, settings(weight_decay=0.3, decay_tables=tables))
+    optimizer = make_optimizer(model, settings(weight_decay=0.3))
     names = {p: n for n, p in model.named_parameters()}
     groups = {g["weight_decay"]: {names[p] for p in g["params"]} for g in optimizer.param_groups}
     assert groups == {0.3: decayed, 0.0: free}
@@ -44,10 +43,10 @@ def inside(model, arch) -> dict[str, torch.Tensor]:
     return marks
 
 
-def train_small(**given):
+def train_small(**options):
     model = supernet()
     before = weights(model)
-    train(model, Toys(), Fixed(SMALL), settings(**given), seed=0)
+    train(model, Toys(), Fixed(SMALL), settings(**options), seed=0)
     return before, weights(model), inside(model, SMALL)
 
 
@@ -64,7 +63,7 @@ def test_freeze_slice_leaves_the_rest_bit_identical(clip):
     assert unused > 1000
 
 
-def test_freeze_tensor_skips_only_tensors_nobody_used():
+def test_freeze_tensor_skips_only_tensors_no_architecture_used():
     before, after, used = train_small(freeze="tensor", weight_decay=0.5)
     for name in before:
         if not used[name].any():
@@ -82,7 +81,7 @@ def test_freeze_none_lets_unused_weights_decay():
     assert torch.equal(before[norm], after[norm]), "an undecayed tensor without gradient or momentum stays"
 
 
-def test_freeze_none_coasts_on_momentum():
+def test_freeze_none_keeps_moving_by_momentum():
     model = supernet()
     toys = Toys(steps_per_epoch=4)
 
@@ -107,13 +106,13 @@ def test_freeze_slice_keeps_momentum_of_unused_entries():
         def archs_at(self, seed, step):
             return (SPACE.largest() if step == 0 else SMALL,)
 
-    given = {"freeze": "slice", "weight_decay": 0.5, "min_lr": 1e-3, "warmup": 0}
-    train(model, toys, OnceLarge(), settings(epochs=1, **given), 0)
+    options = {"freeze": "slice", "weight_decay": 0.5, "min_lr": 1e-3, "warmup": 0}
+    train(model, toys, OnceLarge(), settings(epochs=1, **options), 0)
     first, used = weights(model), inside(model, SMALL)
     model = supernet()
-    train(model, toys, OnceLarge(), settings(epochs=1, **given), 0)
+    train(model, toys, OnceLarge(), settings(epochs=1, **options), 0)
     assert same(first, weights(model))
-    optimizer = make_optimizer(model, settings(**given))
+    optimizer = make_optimizer(model, settings(**options))
     assert isinstance(optimizer, SliceAdamW)
     for step, arch in enumerate((SPACE.largest(), SMALL, SMALL)):
         optimizer.zero_grad(set_to_none=True)
@@ -149,8 +148,8 @@ def test_slice_adamw_equals_adamw_when_everything_is_used():
         assert not torch.allclose(value, start[name], atol=1e-3)
 
 
-def test_slice_adamw_takes_the_union_of_boxes():
-    """Two boxes that do not contain each other: the corner outside both stays."""
+def test_slice_adamw_takes_the_union_of_prefixes():
+    """Two prefixes that do not contain each other: the corner outside both stays."""
     p = torch.nn.Parameter(torch.ones(4, 4))
     model = torch.nn.Module()
     model.weight = p
@@ -163,7 +162,7 @@ def test_slice_adamw_takes_the_union_of_boxes():
     expected = torch.ones(4, 4, dtype=torch.bool)
     expected[2:, 3:] = False
     assert torch.equal(changed, expected)
-    assert not optimizer.used, "boxes are forgotten after the step"
+    assert not optimizer.used, "prefixes are cleared after the step"
     optimizer.step()
     assert torch.equal(p.detach() != 1, expected)
 
@@ -179,13 +178,13 @@ def test_optimizer_state_round_trip():
             if isinstance(optimizer, SliceAdamW):
                 optimizer.use(model, model.slices(arch))
             optimizer.step()
-        kept = {k: v.clone() for k, v in optimizer_tensors(model, optimizer).items()}
+        saved = {k: v.clone() for k, v in optimizer_tensors(model, optimizer).items()}
         other = make_optimizer(model, settings(freeze=freeze))
-        restore_optimizer(model, other, kept.items())
-        assert same(kept, optimizer_tensors(model, other)) and kept
+        restore_optimizer(model, other, saved.items())
+        assert same(saved, optimizer_tensors(model, other)) and saved
 
 
-def test_sandwich_makes_freezing_moot():
+def test_with_the_sandwich_freezing_changes_nothing():
     """The largest net uses everything each step, so all three ways of freezing agree."""
     ends = []
     for freeze in ("none", "tensor", "slice"):

@@ -1,4 +1,4 @@
-"""A tiny space, batches that are a function of the step, and a sink that remembers."""
+"""A tiny space, batches that are a function of the step, a sink that remembers, and single steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tailorvit.data import Batch
 from tailorvit.families import family
 from tailorvit.rng import seed_everything
 from tailorvit.space import Dim, Space
-from tailorvit.train import Sink, TrainSettings
+from tailorvit.train import Fixed, Sink, TrainSettings
+from tailorvit.train.loop import Trainer
 
 FIXED = {"image_size": (4, 4), "patch": 2, "channels": 1, "classes": 3, "head_dim": 4, "reach": 1, "eps": 1e-6}
 SPACE = Space(
@@ -27,9 +28,9 @@ SPACE = Space(
 )
 
 
-def settings(**given) -> TrainSettings:
+def settings(**options) -> TrainSettings:
     quick = {"epochs": 3, "batch": 8, "lr": 1e-2, "warmup": 0.5, "checkpoint_seconds": 0.0}
-    return TrainSettings(**{**quick, **given})
+    return TrainSettings(**{**quick, **options})
 
 
 def supernet(drop_path: float = 0.0, space: Space = SPACE):
@@ -47,7 +48,7 @@ class Toys:
 
     def __init__(self, steps_per_epoch: int = 4, bad=(), batch: int = 8) -> None:
         self.steps_per_epoch, self.bad, self.batch = steps_per_epoch, bad, batch
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def at(self, step: int) -> Batch:
         rng = np.random.default_rng(step)
@@ -60,23 +61,30 @@ class Toys:
 
     def iterate(self, start: int, stop: int):
         for step in range(start, stop):
-            self.asked.append(step)
+            self.requested.append(step)
             yield self.at(step)
 
 
-class Store(Sink):
-    """Keeps everything in memory; stops by raising before step ``stop_at`` is passed."""
+class BadOnce(Toys):
+    """Batches of the steps in ``bad`` hold a NaN the first time only, as a passing trouble would."""
 
-    def __init__(self, kept=None, stop_at: int | None = None) -> None:
-        self.kept, self.stop_at = kept, stop_at
+    def at(self, step: int) -> Batch:
+        return Toys(bad=self.bad if self.requested.count(step) == 1 else ()).at(step)
+
+
+class Store(Sink):
+    """Stores everything in memory; stops by raising when step ``stop_at`` is reported."""
+
+    def __init__(self, checkpoint=None, stop_at: int | None = None) -> None:
+        self.checkpoint, self.stop_at = checkpoint, stop_at
         self.saved, self.epochs, self.events, self.steps = [], [], [], []
 
     def save(self, tensors, meta) -> None:
-        self.kept = ({k: v.detach().clone() for k, v in tensors.items()}, dict(meta))
-        self.saved.append(self.kept)
+        self.checkpoint = ({k: v.detach().clone() for k, v in tensors.items()}, dict(meta))
+        self.saved.append(self.checkpoint)
 
     def load(self):
-        return self.kept
+        return self.checkpoint
 
     def epoch(self, epoch, facts) -> None:
         self.epochs.append((epoch, dict(facts)))
@@ -88,6 +96,23 @@ class Store(Sink):
         self.steps.append((step, dict(facts)))
         if step == self.stop_at:
             raise KeyboardInterrupt
+
+
+def trainer(model, options: TrainSettings) -> Trainer:
+    """A training whose steps a test takes one by one."""
+    return Trainer(model, Toys(), Fixed(), options, 0, Sink())
+
+
+def gradients(model, archs, options: TrainSettings, batch, call=None) -> dict[str, torch.Tensor]:
+    """The gradients one eager step hands to the optimiser, and its loss."""
+    one, found = trainer(model, options), {}
+    one.state.optimizer.step = lambda: found.update(
+        {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    )
+    one.call = call or model
+    model.train()
+    loss, _ = one.eager_step(batch, archs, 1e-3)
+    return {**found, "loss": torch.tensor(loss)}
 
 
 def weights(model) -> dict[str, torch.Tensor]:

@@ -1,10 +1,9 @@
 """One training loop for supernets and single networks, the rules that pick architectures, and evaluation."""
 
 from tailorvit.train.evaluate import Evaluator, accuracy, class_scores
-from tailorvit.train.loop import Trained, train
+from tailorvit.train.loop import Sink, Trained, train
 from tailorvit.train.rules import RULES, Fixed, Rule, Sandwich, SinglePath
 from tailorvit.train.settings import TrainSettings
-from tailorvit.train.sink import Sink
 
 __all__ = [
     "RULES",

@@ -1,4 +1,4 @@
-"""The compiler where it pays: whole plain networks, blocks of plain ViTs and of ViT supernets."""
+"""torch.compile where it pays: whole plain networks, blocks of plain ViTs and of ViT supernets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tailorvit.arch import Arch
 from tailorvit.families.vit.compiled import compiled_block
 
 
-class BlockByBlock:
-    """A plain network whose blocks run compiled within ``on()`` only: evaluations would compile for their own shapes.
+class CompiledBlocks:
+    """A plain network whose blocks run compiled inside ``enabled()`` only: evaluations would compile other shapes.
 
-    One graph for every shape among the blocks: seconds, where the whole network takes half a minute on a GPU server.
+    There is one graph per shape among the blocks: seconds, where the whole network takes half a minute on a GPU server.
     """
 
     def __init__(self, model: nn.Module, blocks: nn.ModuleList) -> None:
@@ -26,8 +26,8 @@ class BlockByBlock:
         self.calls = [torch.compile(b._call_impl, dynamic=False) for b in blocks]
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        """Compiled inside."""
+    def enabled(self) -> Iterator[None]:
+        """Blocks run compiled inside."""
         try:
             for block, call in zip(self.blocks, self.calls, strict=True):
                 block._compiled_call_impl = call
@@ -37,8 +37,8 @@ class BlockByBlock:
                 block._compiled_call_impl = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The network's answer."""
-        with self.on():
+        """The network's logits."""
+        with self.enabled():
             out: Tensor = self.model(x)
         return out
 
@@ -47,28 +47,28 @@ def compiled(model: nn.Module, evaluation: bool = False) -> Callable[..., Tensor
     """The same call, compiled: ``call(x)`` of a plain network, ``call(x, arch)`` of a supernet.
 
     A plain ViT is compiled block by block, other plain networks whole. A supernet of the ViT family keeps its own
-    forward; its blocks share one graph per width, as architectures run by groups (``model.grouped``): cut in every
-    dimension, AutoFormer-S would have 27 shapes of a block. Other supernets run as they are. With ``evaluation`` a
-    supernet's blocks are compiled out of training too, which is worth its seconds for long evaluations only.
+    forward. Its blocks share one graph per width, as architectures run in groups (``model.grouped``): cut in every
+    dimension, AutoFormer-S would have 27 shapes of a block. Other supernets are not compiled. With ``evaluation`` a
+    supernet's blocks are compiled in evaluation mode too, which pays for its seconds in long evaluations only.
     """
     blocks: list[Any] = [m for m in model.modules() if hasattr(m, "compiled_evaluation")]
     if not blocks:
         plain = getattr(model, "blocks", None)
         if hasattr(model, "slices"):
             return model
-        return BlockByBlock(model, plain) if isinstance(plain, nn.ModuleList) else torch.compile(model)
+        return CompiledBlocks(model, plain) if isinstance(plain, nn.ModuleList) else torch.compile(model)
     shared = compiled_block(any(b.rate > 0 for b in blocks))
     for block in blocks:
         block.compiled, block.compiled_evaluation = shared, evaluation
-    elastic: Any = model
+    supernet: Any = model
 
     def call(x: Tensor, arch: Arch | None = None) -> Tensor:
         if arch is None:
-            out: Tensor = elastic(x)
+            out: Tensor = supernet(x)
             return out
-        switches = elastic.switches(arch)
+        switches = supernet.switches(arch)
         switches = switches.pin_memory() if x.is_cuda else switches  # or the host would wait for the copy
-        out = elastic.grouped(x, elastic.group(arch), switches.to(x.device, non_blocking=True))
+        out = supernet.grouped(x, supernet.group(arch), switches.to(x.device, non_blocking=True))
         return out
 
     return call

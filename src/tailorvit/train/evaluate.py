@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.train.graphs import GraphCalls
+from tailorvit.train.optim import float32_sums
 
 Batch = tuple[Tensor, Tensor]
 
@@ -56,7 +57,7 @@ class Evaluator:
     def _accuracy(self, arch: Arch) -> float:
         self.model.eval()
         hits, count = torch.zeros((), device=self.device), 0
-        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.bf16):
+        with float32_sums(), torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.bf16):
             for x, y in ((x.to(self.device), y.to(self.device)) for x, y in self.batches):
                 hits += (self.call(x, arch).argmax(-1) == y).sum()
                 count += len(y)

@@ -5,24 +5,37 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Elastic
 from tailorvit.rng import seed_everything
 from tailorvit.train.compiled import compiled
-from tailorvit.train.graphs import GraphSteps, Pending, can_replay
-from tailorvit.train.losses import soft_cross_entropy, without_drop_path
-from tailorvit.train.optim import SliceAdamW, Slices, make_optimizer, optimizer_tensors, restore_optimizer
+from tailorvit.train.graphs import GraphSteps, Pending, can_record
+from tailorvit.train.optim import (
+    SliceAdamW,
+    Slices,
+    float32_sums,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    soft_cross_entropy,
+    without_drop_path,
+)
 from tailorvit.train.rules import Rule
 from tailorvit.train.settings import TrainSettings
-from tailorvit.train.sink import Sink
+
+PATIENCE = 5  # steps in a row that are not finite before a roll-back
+MAX_ROLLBACKS = 4
+
+# -- what a training reads and writes ---------------------------------------------------------------------------------
 
 
 class Batches(Protocol):
@@ -32,6 +45,26 @@ class Batches(Protocol):
 
     def iterate(self, start: int, stop: int) -> Any:
         """Batches with ``x``, ``y`` and ``target`` for steps start..stop-1."""
+
+
+class Sink:
+    """Where a training writes checkpoints, epochs and events; this one discards them, subclasses store them."""
+
+    def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Store a checkpoint."""
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last checkpoint."""
+        return None
+
+    def epoch(self, epoch: int, facts: Mapping[str, Any]) -> None:
+        """An epoch has ended."""
+
+    def event(self, kind: str, text: str) -> None:
+        """Something to log has happened."""
+
+    def progress(self, step: int, total: int, facts: Mapping[str, Any]) -> None:
+        """A step has ended."""
 
 
 @dataclass(frozen=True)
@@ -45,45 +78,54 @@ class Trained:
 
 
 @dataclass
-class Tally:
-    """Figures of an epoch so far."""
+class EpochSums:
+    """Sums over the images of an epoch so far."""
 
-    total: float = 0.0
-    seen: int = 0
-    hits: int = 0
+    loss_sum: float = 0.0
+    images: int = 0
+    correct: int = 0
+    started: float = field(default_factory=time.monotonic)
 
-    def add(self, loss: float, images: int, hits: int) -> None:
-        """One step's."""
-        self.total, self.seen, self.hits = self.total + loss * images, self.seen + images, self.hits + hits
+    def add(self, loss: float, images: int, correct: int) -> None:
+        """Add one step."""
+        self.loss_sum += loss * images
+        self.images += images
+        self.correct += correct
 
     @property
     def loss(self) -> float:
         """Mean over the images."""
-        return self.total / max(self.seen, 1)
+        return self.loss_sum / max(self.images, 1)
 
     @property
     def accuracy(self) -> float:
         """Percent."""
-        return 100 * self.hits / max(self.seen, 1)
+        return 100 * self.correct / max(self.images, 1)
+
+    @property
+    def images_per_second(self) -> float:
+        """Since the epoch began."""
+        return self.images / max(time.monotonic() - self.started, 1e-9)
 
 
-class _State:
-    """Everything a step changes, to be saved, restored and rolled back as one."""
+class State:
+    """Everything a step changes: saved, restored and rolled back as one."""
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.model, self.optimizer = model, make_optimizer(model, settings)
-        self.ema = {n: p.detach().clone() for n, p in model.named_parameters()} if settings.ema else None
-        kept = model.state_dict()
-        self.statistics = [b for n, b in model.named_buffers() if n in kept]  # of batch norms: a forward changes them
+        saved = model.state_dict()
+        self.statistics = [b for n, b in model.named_buffers() if n in saved]  # of batch norms: a forward changes them
+        # "scale" multiplies the learning rate after roll-backs, "in_row" counts the last steps if they were skipped.
         self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0}
 
     def tensors(self) -> dict[str, Tensor]:
-        weights = {f"model/{n}": t for n, t in self.model.state_dict().items()}  # batch statistics included
-        moments = {f"optim/{n}": t for n, t in optimizer_tensors(self.model, self.optimizer).items()}
-        return {**weights, **moments, **{f"ema/{n}": t for n, t in (self.ema or {}).items()}}
+        """Weights, batch statistics and the optimiser's moments, by name."""
+        weights = {f"model/{n}": t for n, t in self.model.state_dict().items()}
+        return {**weights, **{f"optim/{n}": t for n, t in optimizer_tensors(self.model, self.optimizer).items()}}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Put a checkpoint or a snapshot back."""
         named = self.model.state_dict()
         wanted = {k.split("/", 1)[1]: v for k, v in tensors.items() if k.startswith("model/")}
         if {k: tuple(v.shape) for k, v in wanted.items()} != {k: tuple(v.shape) for k, v in named.items()}:
@@ -94,12 +136,14 @@ class _State:
             tensor.copy_(wanted[name])
         moments = [(k.split("/", 1)[1], v) for k, v in tensors.items() if k.startswith("optim/")]
         restore_optimizer(self.model, self.optimizer, moments)
-        if self.ema is not None:
-            self.ema = {k.split("/", 1)[1]: v.clone() for k, v in tensors.items() if k.startswith("ema/")}
         self.meta = dict(meta)
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A copy of everything, for :meth:`restore`."""
         return {k: v.clone() for k, v in self.tensors().items()}, dict(self.meta)
+
+
+# -- the loop ---------------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -112,172 +156,220 @@ def train(
     evaluate: Callable[[], Mapping[str, Any]] | None = None,
     device: str = "cpu",
 ) -> Trained:
-    """Train in place. Resumes from the sink's state; a non-finite step is skipped, several in a row roll back."""
-    sink = sink or Sink()
-    # A weight's gradient sums over every token of a batch; partial sums of split products stay in 32 bits.
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    state, per_epoch = _State(model.to(device), settings), batches.steps_per_epoch
-    total = settings.epochs * per_epoch
-    kept = sink.load()
-    if kept is not None:
-        state.restore(*kept)
-        if 0 < state.meta["step"] < total:
-            sink.event("resume", f"going on at step {state.meta['step']} of {total}")
-    good, saved_at, last = state.snapshot(), time.monotonic(), float(state.meta.get("loss", math.nan))
-    tally, epoch_start = Tally(), time.monotonic()
-    call = compiled(model) if settings.compile else model
-    graphs = None
-    if can_replay(model, settings, state.optimizer, device, bool(state.statistics)):
-        graphs = GraphSteps(model, call, state.optimizer, state.ema, settings, device)
-    running: deque[tuple[int, int, Pending]] = deque()  # steps launched whose figures were not looked at
+    """Train in place, from the sink's last checkpoint if it has one.
 
-    def settle(step: int, images: int, loss: float | None, correct: int) -> None:
-        """Count a step's figures."""
-        nonlocal last
-        if loss is None:
-            state.meta["skipped"] += 1
-            state.meta["in_row"] += 1
-            sink.event("skip", f"step {step}: the loss or a gradient was not finite, so the step was skipped")
-        else:
-            state.meta["in_row"], state.meta["loss"], last = 0, loss, loss
-            tally.add(loss, images, correct)
-
-    def catch_up(behind: int) -> None:
-        """Look at the figures of steps that were launched, but for the last ``behind``: the GPU must not wait."""
-        while len(running) > behind and state.meta["in_row"] < settings.patience:
-            step, images, pending = running.popleft()
-            loss, correct, norm = pending.read()
-            fine = math.isfinite(loss) and math.isfinite(norm)
-            settle(step, images, loss if fine else None, int(correct) // len(rule.archs_at(seed, step)))
-
-    while state.meta["step"] < total:
-        rolled = False
-        for batch in batches.iterate(state.meta["step"], total):
-            step = state.meta["step"]
-            model.train()
-            lr = settings.lr_at(step, per_epoch) * state.meta["scale"]
-            archs = rule.archs_at(seed, step)
-            if graphs is None:
-                seed_everything(seed, "step", step)
-                loss, correct = _step(model, call, batch, archs, state, settings, lr, device)
-                settle(step, len(batch.y), loss, correct)
-            else:
-                graphs.prepare((batch.x, batch.y, batch.target), archs)
-                seed_everything(seed, "step", step)  # after the recording, which draws as well
-                running.append((step, len(batch.y), graphs.step(archs, lr)))
-                catch_up(1)
-            state.meta["step"] = step + 1
-            ends = (step + 1) % per_epoch == 0 or step + 1 == total
-            if ends:
-                catch_up(0)
-            if state.meta["in_row"] >= settings.patience:
-                running.clear()  # steps launched since are undone with the others
-                _roll_back(state, good, settings, sink)
-                if graphs is not None:  # they know the tensors of the optimiser that was
-                    graphs = GraphSteps(model, call, state.optimizer, state.ema, settings, device)
-                rolled = True
-                break
-            rate = tally.seen / max(time.monotonic() - epoch_start, 1e-9)
-            facts = {"loss": last, "accuracy": tally.accuracy, "images_per_second": rate, "lr": lr}
-            sink.progress(step + 1, total, facts)
-            if ends:
-                epoch = (step + 1) // per_epoch
-                facts["loss"] = tally.loss
-                due = epoch == settings.epochs or epoch % max(settings.epochs // 10, 1) == 0
-                sink.epoch(epoch, {**facts, **(evaluate() if evaluate and due else {})})
-                # A skipping streak is no good state: roll back to the one before it.
-                good = state.snapshot() if state.meta["in_row"] == 0 else good
-                waited = time.monotonic() - saved_at > settings.checkpoint_seconds
-                if step + 1 == total or (waited and state.meta["in_row"] == 0):
-                    sink.save(state.tensors(), state.meta)
-                    saved_at = time.monotonic()
-                tally, epoch_start = Tally(), time.monotonic()
-        if rolled:
-            tally, epoch_start = Tally(), time.monotonic()
-    if state.ema is not None:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(state.ema[name])
-    if graphs is not None:
-        graphs.close()
-    model.eval()
-    return Trained(state.meta["step"], state.meta["skipped"], state.meta["rollbacks"], last)
-
-
-def _step(
-    model: nn.Module,
-    call: Callable[..., Tensor],
-    batch: Any,
-    archs: tuple[Any, ...],
-    state: _State,
-    settings: TrainSettings,
-    lr: float,
-    device: str,
-) -> tuple[float | None, int]:
-    """One optimiser step over the architectures of the rule; (None, 0) when something was not finite.
-
-    A rule names its largest architecture first. With ``distill`` that one alone learns from the labels and the others
-    from its answers; with ``reg_largest_only`` it alone drops paths. AdamW's decay is no part of the gradient: it
-    acts once a step on the whole of the largest, so it is the largest's in any case.
+    A step that is not finite is skipped; several in a row roll back to the last good epoch with half the learning rate.
     """
-    optimizer = state.optimizer
-    x, y, target = (t.to(device, non_blocking=True) for t in (batch.x, batch.y, batch.target))
-    optimizer.zero_grad(set_to_none=True)
-    # The sum of gradients, or their mean when clipping, so that the clip means the same for every rule.
-    share = 1 / len(archs) if settings.clip else 1.0
-    loss_value, correct = 0.0, 0
-    statistics = [s.clone() for s in state.statistics]
-    for i, arch in enumerate(archs):
-        spare = settings.reg_largest_only and i > 0
-        paths: AbstractContextManager[None] = without_drop_path(model) if spare else nullcontext()
-        with paths, torch.autocast(torch.device(device).type, torch.bfloat16, enabled=settings.precision == "bf16"):
-            logits = call(x) if arch is None else call(x, arch)
-        loss = soft_cross_entropy(logits, target)
-        (loss * share).backward()
-        if settings.distill and i == 0:
-            target = logits.detach().float().softmax(-1)
-        if isinstance(optimizer, SliceAdamW):
-            every: Slices = {name: () for name, _ in model.named_parameters()}
-            optimizer.use(model, every if arch is None else cast(Elastic, model).slices(arch))
-        loss_value += float(loss.detach()) / len(archs)
-        correct += int((logits.detach().argmax(-1) == y).sum())
-    if settings.freeze == "none":
-        # The released behaviour: blocks that were not sampled still decay and coast on their momentum.
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)
-    if not (math.isfinite(loss_value) and math.isfinite(float(norm))):
-        if isinstance(optimizer, SliceAdamW):
-            optimizer.used.clear()
-        for now, before in zip(state.statistics, statistics, strict=True):
-            now.copy_(before)
-        return None, 0
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    if state.ema is not None:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                state.ema[name].lerp_(parameter, 1 - settings.ema)
-    return loss_value, correct // len(archs)
+    with float32_sums():
+        return Trainer(model, batches, rule, settings, seed, sink or Sink(), evaluate, device).run()
 
 
-def _roll_back(
-    state: _State, good: tuple[dict[str, Tensor], dict[str, Any]], settings: TrainSettings, sink: Sink
-) -> None:
-    """Return to the last good epoch with half the rate; give up after too many times."""
-    rollbacks, skipped, scale = state.meta["rollbacks"] + 1, state.meta["skipped"], state.meta["scale"] / 2
-    if rollbacks > settings.max_rollbacks:
-        raise TailorError(
-            f"Training gave up: it stayed non-finite after {settings.max_rollbacks} returns to the last good state; "
-            f"try a lower train.lr than {settings.lr} or train.precision = 'fp32'."
+class Launched(NamedTuple):
+    """A recorded step whose figures were not read yet."""
+
+    step: int
+    images: int
+    archs: int
+    figures: Pending
+
+
+class Trainer:
+    """One training and its parts: a step, eager or recorded; the end of an epoch; a roll-back."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        rule: Rule,
+        settings: TrainSettings,
+        seed: int,
+        sink: Sink,
+        evaluate: Callable[[], Mapping[str, Any]] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.model, self.batches, self.rule, self.settings = model.to(device), batches, rule, settings
+        self.seed, self.sink, self.evaluate, self.device = seed, sink, evaluate, device
+        self.total = settings.epochs * batches.steps_per_epoch
+        self.state = State(self.model, settings)
+        self._resume()
+        self.good = self.state.snapshot()  # where a roll-back returns to
+        self.saved_at = time.monotonic()
+        self.loss = float(self.state.meta.get("loss", math.nan))  # of the last step that was not skipped
+        self.lr = settings.lr
+        self.epoch = EpochSums()
+        self.call = compiled(self.model) if settings.compile else self.model
+        self.graphs = self._recorder()
+        self.launched: deque[Launched] = deque()
+
+    def run(self) -> Trained:
+        """All steps that are left; after a roll-back some are done again."""
+        while self.state.meta["step"] < self.total:
+            for batch in self.batches.iterate(self.state.meta["step"], self.total):
+                self.step(batch)
+                if self.state.meta["in_row"] >= PATIENCE:
+                    self.roll_back()
+                    break
+                self.report()
+        if self.graphs is not None:
+            self.graphs.close()
+        self.model.eval()
+        meta = self.state.meta
+        return Trained(meta["step"], meta["skipped"], meta["rollbacks"], self.loss)
+
+    def step(self, batch: Any) -> None:
+        """One step; its randomness belongs to (seed, step). The figures of a recorded one are read a step later."""
+        step, images = self.state.meta["step"], len(batch.y)
+        self.model.train()
+        self.lr = self.settings.lr_at(step, self.batches.steps_per_epoch) * self.state.meta["scale"]
+        archs = self.rule.archs_at(self.seed, step)
+        if self.graphs is None:
+            seed_everything(self.seed, "step", step)
+            self._count(step, images, *self.eager_step(batch, archs, self.lr))
+        else:
+            self.graphs.prepare((batch.x, batch.y, batch.target), archs)
+            seed_everything(self.seed, "step", step)  # after the recording, which draws as well
+            self.launched.append(Launched(step, images, len(archs), self.graphs.step(archs, self.lr)))
+            self._read(leave=1)
+        self.state.meta["step"] = step + 1
+        if self._epoch_ended():
+            self._read(leave=0)
+
+    def report(self) -> None:
+        """Report a step, and end the epoch where it was the last one."""
+        facts = {
+            "loss": self.loss,
+            "accuracy": self.epoch.accuracy,
+            "images_per_second": self.epoch.images_per_second,
+            "lr": self.lr,
+        }
+        self.sink.progress(self.state.meta["step"], self.total, facts)
+        if self._epoch_ended():
+            self.end_epoch({**facts, "loss": self.epoch.loss})
+
+    def end_epoch(self, facts: Mapping[str, Any]) -> None:
+        """Evaluate ten times in a training, remember the state, save it where enough time has passed."""
+        meta, epochs = self.state.meta, self.settings.epochs
+        epoch = meta["step"] // self.batches.steps_per_epoch
+        due = epoch == epochs or epoch % max(epochs // 10, 1) == 0
+        self.sink.epoch(epoch, {**facts, **(self.evaluate() if self.evaluate and due else {})})
+        good = meta["in_row"] == 0  # amid skipped steps a state may be spoilt already
+        if good:
+            self.good = self.state.snapshot()
+        waited = time.monotonic() - self.saved_at > self.settings.checkpoint_seconds
+        if meta["step"] == self.total or (waited and good):
+            self.sink.save(self.state.tensors(), meta)
+            self.saved_at = time.monotonic()
+        self.epoch = EpochSums()
+
+    def roll_back(self) -> None:
+        """Return to the last good epoch with half the learning rate; give up after too many times."""
+        meta = self.state.meta
+        rollbacks, skipped, scale = meta["rollbacks"] + 1, meta["skipped"], meta["scale"] / 2
+        if rollbacks > MAX_ROLLBACKS:
+            raise TailorError(
+                f"Training gave up: it stayed non-finite after {MAX_ROLLBACKS} returns to the last good epoch; "
+                f"try a lower train.lr than {self.settings.lr} or train.precision = 'fp32'."
+            )
+        self.launched.clear()  # steps launched since then are undone as well
+        self.state.restore(*self.good)
+        self.state.meta.update(rollbacks=rollbacks, skipped=skipped, scale=scale, in_row=0)
+        self.sink.event(
+            "rollback",
+            f"{PATIENCE} steps in a row were not finite: back to step {self.state.meta['step']} "
+            f"with the learning rate times {scale}",
         )
-    state.restore(*good)
-    state.meta.update(rollbacks=rollbacks, skipped=skipped, scale=scale, in_row=0)
-    sink.event(
-        "rollback",
-        f"{settings.patience} steps in a row were not finite: back to step {state.meta['step']} with rate x{scale}",
-    )
+        self.graphs = self._recorder()  # the old recordings hold the tensors of the old optimiser state
+        self.epoch = EpochSums()
+
+    def eager_step(self, batch: Any, archs: Sequence[Arch | None], lr: float) -> tuple[float | None, int]:
+        """One optimiser step: (loss, correct answers), or (None, 0) where the loss or a gradient was not finite."""
+        optimizer, statistics = self.state.optimizer, [s.clone() for s in self.state.statistics]
+        optimizer.zero_grad(set_to_none=True)
+        loss, correct = self._add_gradients(batch, archs)
+        if self.settings.freeze == "none":
+            # As in the released code: blocks that were not sampled still decay and move by their momentum.
+            for p in self.model.parameters():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf)
+        if not (math.isfinite(loss) and math.isfinite(float(norm))):
+            if isinstance(optimizer, SliceAdamW):
+                optimizer.used.clear()
+            for now, before in zip(self.state.statistics, statistics, strict=True):
+                now.copy_(before)
+            return None, 0
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        return loss, correct // len(archs)
+
+    def _add_gradients(self, batch: Any, archs: Sequence[Arch | None]) -> tuple[float, int]:
+        """Gradients of the architectures, the mean loss and the correct answers of all.
+
+        A rule names its largest architecture first. With ``distill`` it alone learns from the labels, and the others
+        from its outputs; with ``reg_largest_only`` it alone has drop path. AdamW's decay is no part of the gradient: it
+        acts once a step on all weights in any case.
+        """
+        settings, optimizer, kind = self.settings, self.state.optimizer, torch.device(self.device).type
+        x, y, target = (t.to(self.device, non_blocking=True) for t in (batch.x, batch.y, batch.target))
+        # The sum of gradients, or their mean when clipping, so that the clip means the same for every rule.
+        share = 1 / len(archs) if settings.clip else 1.0
+        mean_loss, correct = 0.0, 0
+        for i, arch in enumerate(archs):
+            no_drop = settings.reg_largest_only and i > 0
+            with (
+                without_drop_path(self.model) if no_drop else nullcontext(),
+                torch.autocast(kind, torch.bfloat16, enabled=settings.precision == "bf16"),
+            ):
+                logits = self.call(x) if arch is None else self.call(x, arch)
+            loss = soft_cross_entropy(logits, target)
+            (loss * share).backward()
+            if settings.distill and i == 0:
+                target = logits.detach().float().softmax(-1)
+            if isinstance(optimizer, SliceAdamW):
+                every: Slices = {name: () for name, _ in self.model.named_parameters()}
+                optimizer.use(self.model, every if arch is None else cast(Elastic, self.model).slices(arch))
+            mean_loss += float(loss.detach()) / len(archs)
+            correct += int((logits.detach().argmax(-1) == y).sum())
+        return mean_loss, correct
+
+    def _read(self, leave: int) -> None:
+        """Count recorded steps but for the last ``leave``: reading at once would make the GPU wait for the host."""
+        while len(self.launched) > leave and self.state.meta["in_row"] < PATIENCE:
+            step, images, archs, figures = self.launched.popleft()
+            loss, correct, norm = figures.read()
+            finite = math.isfinite(loss) and math.isfinite(norm)
+            self._count(step, images, loss if finite else None, int(correct) // archs)
+
+    def _count(self, step: int, images: int, loss: float | None, correct: int) -> None:
+        """Count the figures of a step; one without a loss was skipped."""
+        meta = self.state.meta
+        if loss is None:
+            meta["skipped"] += 1
+            meta["in_row"] += 1
+            self.sink.event("skip", f"step {step}: the loss or a gradient was not finite, so the step was skipped")
+        else:
+            meta["in_row"], meta["loss"], self.loss = 0, loss, loss
+            self.epoch.add(loss, images, correct)
+
+    def _resume(self) -> None:
+        checkpoint = self.sink.load()
+        if checkpoint is not None:
+            self.state.restore(*checkpoint)
+            if 0 < self.state.meta["step"] < self.total:
+                self.sink.event("resume", f"resumed at step {self.state.meta['step']} of {self.total}")
+
+    def _recorder(self) -> GraphSteps | None:
+        """Recorded steps where they are possible, else None."""
+        optimizer, norms = self.state.optimizer, bool(self.state.statistics)
+        if not can_record(self.model, self.settings, optimizer, self.device, norms):
+            return None
+        return GraphSteps(self.model, self.call, optimizer, self.settings, self.device)
+
+    def _epoch_ended(self) -> bool:
+        return bool(self.state.meta["step"] % self.batches.steps_per_epoch == 0)
+
+
+# -- before a training ------------------------------------------------------------------------------------------------
 
 
 def shortened(settings: TrainSettings, share: float) -> TrainSettings:

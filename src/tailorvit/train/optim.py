@@ -1,8 +1,9 @@
-"""AdamW or SGD in groups without decay where decay makes no sense, and AdamW that leaves unused slices untouched."""
+"""What training steps share: the loss, precision, drop path, AdamW or SGD, and AdamW for the slices in use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,37 +13,71 @@ from tailorvit.elastic.slicing import Width
 from tailorvit.train.settings import TrainSettings
 
 Slices = dict[str, tuple[Width | None, ...]]
+BETAS = (0.9, 0.999)  # AdamW's
+MOMENTUM = 0.9  # SGD's
 
 
-def decays(name: str, parameter: Tensor, tables: bool = False) -> bool:
-    """Whether weight decay applies: not to norms, biases, positions, tokens and (unless asked) relative tables."""
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy against soft targets, in float32."""
+    return -(target * logits.float().log_softmax(-1)).sum(-1).mean()
+
+
+@contextmanager
+def without_drop_path(model: nn.Module) -> Iterator[None]:
+    """No drop path inside; the rest stays as in training (evaluation mode would change batch norms)."""
+    blocks: list[tuple[Any, Any]] = [
+        (m, m.rate) for m in model.modules() if isinstance(getattr(m, "rate", None), int | float)
+    ]
+    try:
+        for block, _ in blocks:
+            block.rate = 0.0
+        yield
+    finally:
+        for block, rate in blocks:
+            block.rate = rate
+
+
+@contextmanager
+def float32_sums() -> Iterator[None]:
+    """Partial sums of 16-bit matrix products in 32 bits: a weight's gradient sums over every token of a batch."""
+    switches: Any = torch.backends.cuda.matmul
+    before = switches.allow_bf16_reduced_precision_reduction
+    switches.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        switches.allow_bf16_reduced_precision_reduction = before
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay applies: not to norms, biases, positions, tokens and relative-position tables."""
     leaf = name.rsplit(".", 1)[-1]
     # Norms by name as well: those of a family with channels per head have two axes.
     if parameter.dim() <= 1 or "norm" in name or leaf.endswith("bias") or leaf in ("pos_embed", "cls_token", "query"):
         return False
-    return tables or not leaf.startswith(("rel_", "relative_"))
+    return not leaf.startswith(("rel_", "relative_"))
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    """Two groups, with and without decay; the rate is set every step by the loop."""
+    """AdamW or SGD over two groups, with and without decay; the loop sets the learning rate at every step."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
-        {"params": [p for n, p in named if decays(n, p, settings.decay_tables)], "weight_decay": settings.weight_decay},
-        {"params": [p for n, p in named if not decays(n, p, settings.decay_tables)], "weight_decay": 0.0},
+        {"params": [p for n, p in named if decays(n, p)], "weight_decay": settings.weight_decay},
+        {"params": [p for n, p in named if not decays(n, p)], "weight_decay": 0.0},
     ]
     groups = [g for g in groups if g["params"]]
     if settings.freeze == "slice":
-        return SliceAdamW(groups, lr=settings.peak_lr, betas=settings.betas)
+        return SliceAdamW(groups, lr=settings.lr, betas=BETAS)
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=settings.peak_lr, momentum=settings.momentum)
-    return torch.optim.AdamW(groups, lr=settings.peak_lr, betas=settings.betas, eps=1e-8, fused=True)
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=MOMENTUM)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=BETAS, eps=1e-8, fused=True)
 
 
 class SliceAdamW(torch.optim.Optimizer):
-    """AdamW whose moments, decay and weights change only on entries some sub-network used since the last step.
+    """AdamW that changes weights and moments only at entries some sub-network used since the last step.
 
-    Every entry counts its own steps for the bias correction. Prefix boxes of one tensor need not contain each other,
-    so their union is a boolean mask, which lives only while stepping.
+    Every entry counts its own steps for the bias correction. Prefixes of one tensor need not contain each other, so
+    their union is a boolean mask, made anew in every step.
     """
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float = 1e-8) -> None:
@@ -50,7 +85,7 @@ class SliceAdamW(torch.optim.Optimizer):
         self.used: dict[Tensor, list[tuple[slice, ...]]] = {}
 
     def use(self, model: nn.Module, slices: Slices) -> None:
-        """Register the boxes one forward pass used."""
+        """Register the prefixes one forward pass used."""
         named = dict(model.named_parameters())
         for name, widths in slices.items():
             box = tuple(slice(None) if w is None else slice(w.size) for w in widths)
@@ -58,7 +93,7 @@ class SliceAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update the union of the registered boxes and forget them."""
+        """Update the union of the registered prefixes and clear them."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for p in group["params"]:

@@ -1,12 +1,10 @@
-"""Which architectures a training step uses: pure functions of (seed, step), so ranks agree and resume is exact."""
+"""Which architectures a training step uses: pure functions of (seed, step), so that resuming is exact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from tailorvit.arch import Arch
 from tailorvit.rng import generator
@@ -17,56 +15,36 @@ class Rule(Protocol):
     """A training rule."""
 
     def archs_at(self, seed: int, step: int) -> tuple[Arch | None, ...]:
-        """The architectures whose gradients one step sums; None is a plain network's only one."""
-
-
-def draw(space: Space, rng: np.random.Generator, alike: float) -> Arch:
-    """A random member; with probability ``alike`` one whose blocks are all alike.
-
-    Drawn block by block, a member with one value everywhere hardly ever comes (3^-12 for three choices and 12 blocks),
-    yet that is what slopes of a dimension compare. Such members then answer with weights that never met them.
-    """
-    member = space.sample(rng)
-    if alike and rng.random() < alike:
-        for dim in space.dims:
-            if dim.scope == "block":
-                member = space.with_value(member, dim.key, dim.choices[int(rng.integers(len(dim.choices)))], rng)
-    return member
+        """The architectures whose gradients one step sums; None stands for a plain network."""
 
 
 @dataclass(frozen=True)
 class SinglePath:
-    """AutoFormer and S4: one random member a step."""
+    """AutoFormer and S4: one random architecture a step."""
 
     space: Space
-    alike: float = 0.0
 
     def archs_at(self, seed: int, step: int) -> tuple[Arch, ...]:
-        """One draw."""
-        return (draw(self.space, generator(seed, "rule", step), self.alike),)
+        """One random architecture."""
+        return (self.space.sample(generator(seed, "rule", step)),)
 
 
 @dataclass(frozen=True)
 class Sandwich:
-    """S3: largest, smallest and two independent draws a step, on the same batch."""
+    """S3 and BigNAS: the largest, the smallest and two random architectures a step, on the same batch."""
 
     space: Space
-    alike: float = 0.0
     middle: int = 2
 
     def archs_at(self, seed: int, step: int) -> tuple[Arch, ...]:
-        """Largest first."""
+        """The largest first."""
         rng = generator(seed, "rule", step)
-        return (
-            self.space.largest(),
-            self.space.smallest(),
-            *(draw(self.space, rng, self.alike) for _ in range(self.middle)),
-        )
+        return (self.space.largest(), self.space.smallest(), *(self.space.sample(rng) for _ in range(self.middle)))
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """One architecture always: a plain network."""
+    """The same architecture every step: a plain network."""
 
     arch: Arch | None = None
 
