@@ -26,7 +26,7 @@ from tailorvit.config import (
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs.limits import COUNTED
 from tailorvit.data import Data, open_data
-from tailorvit.data.sources import found_again, place_of
+from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError
 from tailorvit.families import family, with_fixed
 from tailorvit.lookup import versions
@@ -46,7 +46,7 @@ from tailorvit.methods.plan import (
 )
 from tailorvit.methods.session import Session
 from tailorvit.methods.start import Start, earlier_splits, keep_start, open_start, transfer_recipe
-from tailorvit.methods.trunk import behind, open_tower, require_same
+from tailorvit.methods.trunk import require_same_trunk, tower_of, trunk_data
 from tailorvit.progress import Mode, make_progress
 from tailorvit.runs import Run
 from tailorvit.space import Space
@@ -149,8 +149,8 @@ def prepare(
     family(config.family)
     device = _device(config.device)
     start = start or open_start(config)
-    tower = open_tower(config)
-    usual = start.size if start is not None else tower.usual_size if tower is not None else None
+    tower = tower_of(config)
+    usual = start.size if start is not None else tower.default_size if tower is not None else None
     asked = wanted_size(config)
     size = usual if asked is None else asked
     opened = open_data(
@@ -165,7 +165,7 @@ def prepare(
         earlier=None if start is None else earlier_splits(config),
     )
     pixels = opened.image_size
-    opened = behind(config, tower, opened, device)
+    opened = trunk_data(config, tower, opened, device)
     given: Arch | None = None  # the only architecture there is, where a finished network is tuned
     searched = config.method not in ("fixed", "finetune")
     if searched and config.space == "auto" and not any(high for m, _, high in config.budget() if m in COUNTED):
@@ -255,7 +255,7 @@ def _begin(config: Config, out: str | Path | None, progress: Mode | None, comman
         "seed": config.seed,
         "data": {
             "source": data.source,
-            "path": place_of(data.source),
+            "path": absolute_path(data.source),
             "fingerprint": data.fingerprint,
             "counts": data.counts,
         },
@@ -286,12 +286,12 @@ def resume(folder: str | Path, progress: Mode | None = None) -> Result:
             facts = record.read_json("result")
             return Result(place, facts if isinstance(facts, dict) else {})
         config = configure(parse_recipe(record.recipe, str(place / "recipe.toml")))
-        config = replace(config, data=replace(config.data, source=found_again(config.data.source, record.info)))
+        config = replace(config, data=replace(config.data, source=source_of_run(config.data.source, record.info)))
         saved = record.read_json("splits")
         start = open_start(config, place)
         keep_start(start, config, record)
         config, data, space, limits, device = prepare(config, saved, start)
-        require_same(data, record.info)
+        require_same_trunk(data, record.info)
         if saved is None:
             record.write_json("splits", data.split_record())
         record.event("resume", "the run goes on")
@@ -319,7 +319,7 @@ def _work(
             session.tell_once("data", sentence)
         if data.trunk is not None:
             with session.timed("trunk"):
-                data.ready(
+                data.prepare(
                     lambda text: session.tell("cache", text),
                     lambda split, at, of: session.progress.step(f"trunk, {split} split", at, of, {}),
                 )

@@ -82,7 +82,7 @@ def finish(
     }
     facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
     card = Card(chosen.arch, dict(session.space.fixed), session.data.classes, session.data.preprocessing, facts)
-    save_network(session.run.folder / "network", session.data.attached(model), card)
+    save_network(session.run.folder / "network", session.data.with_trunk(model), card)
     _analyse(session, model)
     return {**result, "seconds": session.run.seconds()}
 

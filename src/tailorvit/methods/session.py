@@ -21,7 +21,7 @@ from tailorvit.config import Config
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
 from tailorvit.data import Data
-from tailorvit.data.device import room
+from tailorvit.data.batches import resident_limit
 from tailorvit.errors import TailorError
 from tailorvit.families import family
 from tailorvit.methods.given import given_supernet
@@ -82,10 +82,9 @@ class _Stream:
     split: str
     batch: int
     device: str
-    on_device: str
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self.data.eval_batches(self.split, self.batch, self.device, self.on_device))
+        return iter(self.data.eval_batches(self.split, self.batch, self.device))
 
 
 class Session:
@@ -137,12 +136,11 @@ class Session:
     def batches(self, split: str) -> Iterable[tuple[Tensor, Tensor]]:
         """A split to go through any number of times: kept whole where it is small, read anew each time where not."""
         high, wide = self.data.image_size
-        settings = self.config.data
-        stream = _Stream(self.data, split, self.config.evaluate.batch, self.device, settings.on_device)
+        stream = _Stream(self.data, split, self.config.evaluate.batch, self.device)
         if 4 * self.data.counts[split] * self.data.channels * high * wide >= KEEP:
             return stream
         plain = self.data.eval_batches(split, self.config.evaluate.batch)  # no second copy as uint8 beside the floats
-        on_host = self.data.place(split, self.device, settings.on_device) == "host"
+        on_host = self.data.placement(split, self.device) == "host"
         return list(plain) if on_host else [(x.to(self.device), y) for x, y in plain]
 
     def search_batches(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -153,16 +151,16 @@ class Session:
 
     def train_batches(self, settings: TrainSettings, stage: str) -> Any:
         """Training batches, whose order belongs to the stage's seed."""
-        seed, on_device = derive(self.seed, stage, "data") % 2**31, self.config.data.on_device
-        where = self.data.place("train", self.device, on_device)
+        seed = derive(self.seed, stage, "data") % 2**31
+        where = self.data.placement("train", self.device)
         if where != "host":
             size = self.data.split_bytes("train") / 2**20
             how = "streamed to" if where == "streamed" else "kept on"
-            most = room(self.device) / 2**30
+            most = resident_limit(self.device) / 2**30
             text = f"training images are {how} {self.device} as bytes ({size:.0f} MiB; up to {most:.0f} GiB are kept)"
             self.tell_once("data", text)
         augment = self.data.augment(settings.augment)
-        return self.data.train_batches(settings.batch, seed, augment, self.device, on_device)
+        return self.data.train_batches(settings.batch, seed, augment, self.device)
 
     # -- training ---------------------------------------------------------------------------------------------------
 

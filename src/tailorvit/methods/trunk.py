@@ -1,4 +1,4 @@
-"""A run behind a frozen trunk: whether one is wanted, and its outputs in place of the images."""
+"""The frozen trunk of a run, where its family needs one: trunk features in place of images."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from tailorvit.data import Data
 from tailorvit.errors import TailorError
 from tailorvit.methods.plan import family_of
 from tailorvit.plain import PLAIN
-from tailorvit.trunks import Tower, read_tower
+from tailorvit.trunks import Tower, decodes_trunk, read_tower
 
 
-def open_tower(config: Config) -> Tower | None:
-    """The tower of the recipe, or None; a family without its trunk, or the other way round, is told."""
+def tower_of(config: Config) -> Tower | None:
+    """The tower of a recipe, or None; a family without the trunk it needs, or the reverse, is an error."""
     source = config.trunk.source
     if config.method == "finetune":
         if source:
-            raise TailorError("Method 'finetune' trains a finished network; trunk.source plays no part, leave it out.")
+            raise TailorError("Method 'finetune' trains a finished network and takes no trunk; leave trunk.source out.")
         return None
     name = family_of(config)
-    decodes = hasattr(PLAIN[name], "attached")  # its input is a trunk's outputs
+    decodes = decodes_trunk(PLAIN[name])
     if decodes and not source:
         raise TailorError(f"The {name} family decodes a frozen trunk: set trunk.source, for example to 'random:tiny'.")
     if source and not decodes:
-        known = ", ".join(n for n, kind in PLAIN.items() if hasattr(kind, "attached"))
+        known = ", ".join(n for n, plain_class in PLAIN.items() if decodes_trunk(plain_class))
         raise TailorError(f"trunk.source '{source}' needs a family that decodes a trunk ({known}), not '{name}'.")
     return read_tower(source) if source else None
 
 
-def behind(config: Config, tower: Tower | None, pictures: Data, device: str) -> Data:
-    """The data a run trains on: the images, or the trunk's outputs; too large ones are refused here."""
+def trunk_data(config: Config, tower: Tower | None, images: Data, device: str) -> Data:
+    """The data a run trains on: the images, or their trunk features; refused here if the disk cannot hold them."""
     if tower is None:
-        return pictures
-    from tailorvit.data.taps import TapData
+        return images
+    from tailorvit.data.trunk_features import TrunkFeatureData
 
     settings = config.trunk
-    trunk = tower.trunk(pictures.image_size, pictures.channels, settings.layers, settings.taps)
-    data = TapData(pictures, trunk, settings, device, config.threads)
+    trunk = tower.trunk(images.image_size, images.channels, settings.layers, settings.taps)
+    data = TrunkFeatureData(images, trunk, settings.mirror, device, config.threads)
     data.require_room()
     return data
 
 
-def require_same(data: Data, info: Mapping[str, Any]) -> None:
-    """A run goes on only behind the trunk it began with."""
+def require_same_trunk(data: Data, info: Mapping[str, Any]) -> None:
+    """A run may be resumed only with the trunk it began with."""
     before = info.get("trunk")
     if data.trunk is not None and isinstance(before, Mapping) and before.get("checksum") != data.trunk.checksum:
         raise TailorError(
