@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import re
 import struct
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tailorvit.data import SOURCES, DataSource, from_arrays, from_items, open_data, sources
+import tailorvit
+from tailorvit.data import SOURCES, DataSource, from_items, open_data, sources
 from tailorvit.errors import TailorError
 
 LABELS = np.arange(20) % 2
@@ -308,28 +310,37 @@ def test_the_real_fashion_mnist():
 # -- sources from outside ---------------------------------------------------------------------------------------------
 
 
-def read_stripes(rest: str):
-    """As in docs/data.md: images of horizontal or vertical stripes."""
-    side = int(rest or 16)
-    rng = np.random.default_rng(0)
-    labels = np.arange(60) % 2
-    images = rng.integers(0, 60, (60, side, side), dtype=np.uint8)
-    for image, label in zip(images, labels):
-        (image if label else image.T)[::4] += 180
-    return from_arrays({"all": (images, labels)}, "stripes", ["horizontal", "vertical"])
+@pytest.fixture
+def stripes(monkeypatch):
+    """The example of docs/data.md, which adds itself to the table."""
+    monkeypatch.setattr(sources, "SOURCES", dict(SOURCES))
+    monkeypatch.setattr("tailorvit.data.SOURCES", sources.SOURCES)
+    page = Path(__file__).parents[2] / "docs" / "data.md"
+    block = re.search(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    names = {}
+    exec(block[1], names)
+    return names
 
 
-def test_a_source_from_outside(monkeypatch):
-    monkeypatch.setitem(SOURCES, "stripes", DataSource("stripes", "stripes of two directions", read_stripes))
+def test_a_source_from_outside(stripes, monkeypatch):
     assert open_data("stripes").image_size == (16, 16)
     data = open_data("stripes:24")
     assert data.image_size == (24, 24) and data.classes == ("horizontal", "vertical") and data.channels == 1
-    assert sum(data.counts.values()) == 60 and data.train_batches(8, 0, data.augment()).at(0).x.shape == (8, 1, 24, 24)
+    assert data.counts == {"train": 140, "search": 20, "test": 40}
+    assert data.train_batches(8, 0, data.augment()).at(0).x.shape == (8, 1, 24, 24)
+    with pytest.raises(TailorError, match="stripes needs a whole number of pixels, as in stripes:24, not 'x'"):
+        open_data("stripes:x")
     with pytest.raises(TailorError, match=r"There is no 'stripe'; data can be: .*, stripes"):
         open_data("stripe")
-    monkeypatch.setitem(SOURCES, "broken", DataSource("broken", "returns an array", lambda rest: IMAGES))
+    monkeypatch.setitem(sources.SOURCES, "broken", DataSource("broken", "returns an array", lambda rest: IMAGES))
     with pytest.raises(TailorError, match="'broken' returned a ndarray, not an ImageSet"):
         open_data("broken")
+
+
+def test_a_run_with_a_source_from_outside(stripes, tmp_path):
+    sets = ["s4.iterations=0", "baseline=false", "train.epochs=1", "final.train.epochs=1"]
+    result = tailorvit.run(data="stripes:32", out=tmp_path / "run", small=True, sets=sets, progress="quiet")
+    assert result["data"]["source"] == "stripes:32" and result["data"]["classes"] == 2
 
 
 def test_a_source_of_single_images_from_outside(monkeypatch):
@@ -348,16 +359,18 @@ def test_a_source_of_single_images_from_outside(monkeypatch):
     assert data.examples("test", [4])[0][0, :, 0, 0].tolist() == [4, 0, 200]
 
 
-def test_a_source_from_outside_may_recognise_paths(monkeypatch, tmp_path):
+def test_a_source_from_outside_may_recognise_paths(stripes, monkeypatch, tmp_path):
     def read(path: str):
-        return read_stripes(Path(path).read_text())
+        return stripes["read_stripes"](Path(path).read_text())
 
-    stripes = DataSource("stripes", "", read, "FILE.stripes", lambda path: path.suffix == ".stripes")
-    monkeypatch.setitem(SOURCES, "stripes", stripes)
+    files = DataSource(
+        "stripe-file", "the side in a file", read, "FILE.stripes", lambda path: path.suffix == ".stripes"
+    )
+    monkeypatch.setitem(sources.SOURCES, "stripe-file", files)
     (tmp_path / "a.stripes").write_text("12")
     assert open_data(str(tmp_path / "a.stripes")).image_size == (12, 12)
-    with pytest.raises(TailorError, match=r"There is no 'stripes'; data can be: .*, FILE\.stripes"):
-        open_data("stripes")
+    with pytest.raises(TailorError, match=r"There is no 'stripe-file'; data can be: .*, FILE\.stripes"):
+        open_data("stripe-file")
 
 
 def test_built_in_sources_describe_themselves():

@@ -87,8 +87,8 @@ def test_another_pillow_leaves_the_resize_to_the_host(monkeypatch, tmp_path):
     pillow_vertical_first.cache_clear()
 
 
-def test_files_of_every_kind_stream_as_they_are_kept(tmp_path, monkeypatch):
-    """Landscape, portrait, turned by EXIF, grey, transparent, CMYK, 16 bit, palette, too large to travel unfitted."""
+def test_files_of_every_kind_stream_as_they_are_read(tmp_path, monkeypatch):
+    """Landscape, portrait, turned by EXIF, grey, transparent, CMYK, 16 bit, palette, too large to be sent unresized."""
     exif = Image.Exif()
     exif[0x0112] = 6
     kinds = [("jpg", (50, 40), "RGB", {}), ("jpg", (40, 66), "RGB", {}), ("jpg", (61, 44), "RGB", {"exif": exif}),
@@ -108,10 +108,10 @@ def test_files_of_every_kind_stream_as_they_are_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tailorvit.data.images.decode_unresized", noticing)
     data = open_data(str(tmp_path / "r"), image_size=32, cache_bytes=0)
-    kept = data.train_batches(20, 3, MILD, "cpu", "always")
+    resident = data.train_batches(20, 3, MILD, "cpu", "always")
     got = list(streamed(data, 20).iterate(0, 4, workers=1))
-    assert len(got) == 4 and all(same(b, kept.at(k)) for k, b in enumerate(got))
-    assert 40 <= unresized[0] < 80 and not data.failed  # large ones came fitted
+    assert len(got) == 4 and all(same(b, resident.at(k)) for k, b in enumerate(got))
+    assert 40 <= unresized[0] < 80 and not data.failed  # large ones came resized
 
 
 def test_the_resize_reads_nothing_back_from_its_device():
@@ -122,7 +122,7 @@ def test_the_resize_reads_nothing_back_from_its_device():
         assert found.shape == (2, 3, 20, 24) and found.device.type == "meta"
 
 
-# -- the store --------------------------------------------------------------------------------------------------------
+# -- the image cache --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -143,15 +143,15 @@ def test_the_second_epoch_decodes_nothing(folder, workers):
     assert not data._images.load_all
     count, stream = counted(data), streamed(data, 14)  # 70 images: epochs without a rest
     data._images.cache.filled[:] = 0  # mean and deviation have filled it already
-    kept = open_data(folder, image_size=32).train_batches(14, 3, MILD, "cpu", "always")
+    resident = open_data(folder, image_size=32).train_batches(14, 3, MILD, "cpu", "always")
     for epoch, opened in ((0, 1), (1, 1), (2, 1)):
         got = list(stream.iterate(5 * epoch, 5 * epoch + 5, workers))
-        assert len(got) == 5 and all(same(b, kept.at(5 * epoch + k)) for k, b in enumerate(got))
+        assert len(got) == 5 and all(same(b, resident.at(5 * epoch + k)) for k, b in enumerate(got))
         assert set(count[data._splits["train"]]) == {opened}
     assert not count[data._splits["search"]].any()
 
 
-def test_statistics_fill_the_store(folder):
+def test_statistics_fill_the_cache(folder):
     data = lazy(folder)
     count = counted(data)
     list(streamed(data).iterate(0, 5, workers=1))
@@ -165,12 +165,12 @@ def test_memory_is_bounded_and_the_rest_is_decoded_again(folder):
         data._images.cache.rows.shape == (held, *data._images.stored_shape) and data._images.cache.filled.sum() == held
     )
     count, stream = counted(data), streamed(data, 14)
-    kept = open_data(folder, image_size=32).train_batches(14, 3, MILD, "cpu", "always")
-    assert all(same(b, kept.at(k)) for k, b in enumerate(stream.iterate(0, 10, workers=2)))
+    resident = open_data(folder, image_size=32).train_batches(14, 3, MILD, "cpu", "always")
+    assert all(same(b, resident.at(k)) for k, b in enumerate(stream.iterate(0, 10, workers=2)))
     assert sorted(count[data._splits["train"]]) == [0] * held + [2] * (70 - held)
 
 
-def test_workers_of_the_host_share_it_too(folder):
+def test_workers_of_the_host_share_the_cache(folder):
     data = lazy(folder)
     count = counted(data)
     data._images.cache.filled[:] = 0
@@ -195,8 +195,8 @@ def test_a_killed_worker_ends_the_stream_and_harms_nothing(folder):
     assert all(same(b, again.at(k)) for k, b in enumerate(stream.iterate(0, 6, workers=2)))
 
 
-def forked(work, *given):
-    child = FORK.Process(target=work, args=given)
+def forked(work, *args):
+    child = FORK.Process(target=work, args=args)
     child.start()
     child.join()
     return child.exitcode

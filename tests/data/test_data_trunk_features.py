@@ -225,7 +225,7 @@ def test_the_environment_sets_the_cache_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_root() == Path.home() / ".cache" / "tailorvit"
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(TailorError, match="cannot be kept"):
+    with pytest.raises(TailorError, match="cannot be stored"):
         digits(tmp_path / "file")
 
 

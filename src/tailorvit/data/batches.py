@@ -165,9 +165,9 @@ def _forked_loader(dataset: Dataset[Any], numbers: range, workers: int) -> Any:
     )
 
 
-def _spare_workers(steps: int, most: int) -> int:
+def _spare_workers(steps: int, limit: int) -> int:
     """Worker processes worth starting; none where they cannot fork."""
-    return min(most, usable_cores() - 1) if sys.platform == "linux" and steps > 4 else 0
+    return min(limit, usable_cores() - 1) if sys.platform == "linux" and steps > 4 else 0
 
 
 # -- by the host ------------------------------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ class _Pieces(Dataset[tuple[Piece, dict[str, str]]]):
 
 
 class StreamBatches(PlannedBatches):
-    """Batches from images read anew for every epoch; equal to those of :class:`DeviceBatches`."""
+    """Batches from images read again for every epoch; equal to those of :class:`DeviceBatches`."""
 
     def __init__(
         self,
@@ -515,7 +515,7 @@ class StreamBatches(PlannedBatches):
 
     @torch.no_grad()
     def _assemble(self, plan: Plan, load: StepImages, returns: Returns) -> list[Batch]:
-        """The batches: unresized images are resized and put behind the others, then augmented like resident ones."""
+        """The batches: unresized images are resized and appended to the others, then augmented like resident ones."""
         sent = send(plan.arrays, self.device)
         images = load.images
         if load.unresized:

@@ -22,7 +22,7 @@ from tailorvit.portable import Size, checked_size
 if TYPE_CHECKING:
     from tailorvit.trunks import Trunk
 
-_STATISTICS = 2000  # training images behind mean and std
+_STATISTICS = 2000  # training images that mean and std are computed from
 _FORBID = {"extra": "forbid"}  # unknown recipe keys are an error
 
 
@@ -175,7 +175,7 @@ class Data:
         # A channel without contrast carries nothing; 1 keeps the division harmless.
         return tuple(mean.tolist()), tuple(s if s > 1e-4 else 1.0 for s in std.tolist())
 
-    # -- for data behind a trunk (TrunkFeatureData) -----------------------------------------------------------------
+    # -- overridden where there is a trunk (TrunkFeatureData) --------------------------------------------------------
 
     def prepare(
         self, log: Callable[[str], None] | None = None, progress: Callable[[str, int, int], None] | None = None

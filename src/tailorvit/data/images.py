@@ -1,4 +1,4 @@
-"""Images as tensors, and sets of images behind one ``read``: one array in memory, or images decoded on demand."""
+"""Images as tensors, and sets of images that are read alike: from an array in memory, or decoded on demand."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def thread_map(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
     cores = usable_cores() // (1 if worker is None else worker.num_workers)  # worker processes share them
     if worker is not None and cores <= 1:
         return [work(item) for item in items]
-    pool = _THREADS.get(os.getpid())
-    if pool is None:
-        pool = _THREADS[os.getpid()] = ThreadPoolExecutor(min(16, cores), thread_name_prefix="tailorvit-decode")
-    return list(pool.map(work, items))
+    threads = _THREADS.get(os.getpid())
+    if threads is None:
+        threads = _THREADS[os.getpid()] = ThreadPoolExecutor(min(16, cores), thread_name_prefix="tailorvit-decode")
+    return list(threads.map(work, items))
 
 
 # -- decoded images ---------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def pixel_range(span: Span, goal: int) -> tuple[int, int]:
 
 
 def filter_lengths(spans: NDArray[np.float32], want: Size) -> tuple[int, int]:
-    """The largest number of source pixels behind one new pixel, vertically and horizontally; spans are (n, 2, 4)."""
+    """The most source pixels that make one new pixel, vertically and horizontally; spans are (n, 2, 4)."""
     shrink = ((spans[:, :, 1] - spans[:, :, 0]).max(0) / np.asarray(want)).clip(1)
     vertical, horizontal = (2 * math.ceil(REACH * s) + 1 for s in shrink.tolist())
     return vertical, horizontal

@@ -57,14 +57,15 @@ class FeatureCache:
     def __init__(self, root: Path, facts: Mapping[str, Any], rows: int, shape: tuple[int, int, int]) -> None:
         self.facts = {"format": FORMAT, **facts, "rows": rows, "shape": list(shape)}
         key = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()
-        self.folder, self.rows, self.shape = root / f"taps-{key[:20]}", rows, shape
+        self.folder = root / f"taps-{key[:20]}"  # the prefix of all caches so far; another would lose them
+        self.rows, self.shape = rows, shape
         self.row_bytes = 2 * int(np.prod(shape))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _locked(self.folder):
                 self.warning = self._check()
         except OSError as error:
-            raise TailorError(f"The cache of trunk features cannot be kept in '{root}': {error}.") from None
+            raise TailorError(f"The cache of trunk features cannot be stored in '{root}': {error}.") from None
 
     def _check(self) -> str:
         """Start again where the folder's contents do not match its name; returns a warning if so."""
