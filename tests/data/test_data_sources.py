@@ -171,6 +171,16 @@ def test_wrong_source_names(tmp_path):
         open_data("digits", limit=0)
 
 
+def test_a_folder_may_bear_the_name_of_a_source_that_needs_more(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TailorError, match="There is no 'torchvision'; data can be"):
+        open_data("torchvision")
+    Path("torchvision").mkdir()
+    np.save("torchvision/train_x.npy", IMAGES)
+    np.save("torchvision/train_y.npy", LABELS)
+    assert sum(open_data("torchvision").counts.values()) == 20
+
+
 def test_torchvision_arrays(tmp_path):
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)

@@ -37,7 +37,7 @@ class DataSource:
     name: str
     summary: str  # one line, for lists of sources
     read: Callable[[str], ImageSet]
-    usage: str = ""  # how a user asks for it; empty: by its name
+    usage: str = ""  # how a user asks for it; empty: by its name; with a colon: never by its bare name
     recognises: Callable[[Path], bool] | None = None  # whether an existing file or folder is of this kind
 
 
@@ -52,9 +52,9 @@ def read_source(text: str) -> ImageSet:
 
 def find_source(text: str) -> tuple[DataSource, str]:
     """The source for a user's text, and what its ``read`` takes."""
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     named = SOURCES.get(name)
-    if named is not None and named.recognises is None:
+    if named is not None and named.recognises is None and (colon or ":" not in named.usage):
         return named, rest
     path = Path(text).expanduser()
     choices = ", ".join(s.usage or s.name for s in SOURCES.values())
