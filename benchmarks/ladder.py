@@ -100,13 +100,14 @@ def probes(options: argparse.Namespace, seed: int, device: str) -> list[dict[str
 
 def decoder(options: argparse.Namespace, seed: int, size: int, layers: int, place: Path) -> subprocess.Popen:
     """Start the S4 run of one seed."""
-    sets = [f"trunk.source={options.trunk}", f"trunk.layers={layers}", f"trunk.cache={place / 'cache'}"]
+    sets = [f"trunk.source={options.trunk}", f"trunk.layers={layers}"]
     sets += [f"limits.max_params={options.limit}", f"limits.min_params={0.8 * options.limit}", *options.sets]
     command = [sys.executable, "-m", "tailorvit", "run", "s4-ladder-pets", "--data", options.folder, "--plain"]
     command += ["--image-size", str(size), "--seed", str(seed), "--out", str(place / f"seed-{seed}")]
     command += [part for s in sets for part in ("--set", s)]
     log = (place / f"seed-{seed}.log").open("w")
-    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    env = {**os.environ, "TAILORVIT_CACHE": str(place / "cache")}
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
 
 
 def main() -> None:

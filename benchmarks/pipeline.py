@@ -18,11 +18,8 @@ import numpy as np
 import torch
 
 from tailorvit.data import Augment, augment_preset, open_data
-from tailorvit.data.batches import Batches, ByStep, Reading
-from tailorvit.data.device import DeviceBatches
-from tailorvit.data.pools import ItemPool
-from tailorvit.data.store import Store
-from tailorvit.data.stream import StreamBatches
+from tailorvit.data.batches import DeviceBatches, HostBatches, SplitReader, StreamBatches, TrainBatches
+from tailorvit.data.images import ImageCache, LazyImageSet
 from tailorvit.portable import usable_cores
 
 CASES = ((32, 512), (32, 1024), (224, 128), (224, 512))  # image side, batch
@@ -42,11 +39,11 @@ def presets(side: int) -> dict[str, Augment]:
     }
 
 
-def reading(images: torch.Tensor, side: int) -> Reading:
+def reading(images: torch.Tensor, side: int) -> SplitReader:
     """Made-up images of ten classes."""
     labels = (np.arange(len(images)) % 10).astype(np.int64)
     mean, std = (0.5, 0.48, 0.45), (0.25, 0.24, 0.26)
-    return Reading(lambda at: images[torch.from_numpy(at)], labels, 10, (side, side), mean, std, {})
+    return SplitReader(lambda at: images[torch.from_numpy(at)], labels, 10, (side, side), mean, std, {})
 
 
 def made_up(count: int, side: int) -> torch.Tensor:
@@ -66,7 +63,7 @@ def core_seconds() -> tuple[float, float]:
 
 
 def rate(
-    batches: ByStep,
+    batches: TrainBatches,
     device: torch.device,
     seconds: float,
     workers: int | None = None,
@@ -137,27 +134,27 @@ def from_files(
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         data = open_data(jpegs(Path(folder), count, 256), image_size=side, cache_bytes=0)
-        pool, ids = data._pool, data._splits["train"]
-        assert isinstance(pool, ItemPool)
-        plain = data.train_batches(batch, 0, Augment()).reading
-        store = pool.store = Store(len(pool.labels), pool.stored, len(ids))
-        store.claim(ids)
+        pool, ids = data._images, data._splits["train"]
+        assert isinstance(pool, LazyImageSet)
+        plain = data.train_batches(batch, 0, Augment()).reader
+        store = pool.cache = ImageCache(len(pool.labels), pool.stored_shape, len(ids))
+        store.reserve(ids)
 
         def forget() -> None:
-            store.full[:] = 0
+            store.filled[:] = 0
 
         def fill() -> None:
             for at in range(0, len(ids), 256):
                 plain.read(np.arange(at, min(at + 256, len(ids))))
 
         tried = {k: v for k, v in presets(side).items() if k in ("mild", "standard")}
-        readings = {name: data.train_batches(batch, 0, augment).reading for name, augment in tried.items()}
-        streams = {n: StreamBatches(readings[n], batch, 0, a, pool.stored, device) for n, a in tried.items()}
-        ways: list[tuple[str, str, ByStep, Callable[[], None] | None]] = []
+        readings = {name: data.train_batches(batch, 0, augment).reader for name, augment in tried.items()}
+        streams = {n: StreamBatches(readings[n], batch, 0, a, pool.stored_shape, device) for n, a in tried.items()}
+        ways: list[tuple[str, str, TrainBatches, Callable[[], None] | None]] = []
         ways += [("files, later passes", name, stream, None) for name, stream in streams.items()]  # before one forgets
         ways += [("files, first pass", name, stream, forget) for name, stream in streams.items()]
         if host:
-            hosts = {n: Batches(readings[n], batch, 0, augment) for n, augment in tried.items()}
+            hosts = {n: HostBatches(readings[n], batch, 0, augment) for n, augment in tried.items()}
             ways += [("files, host, first pass", name, batches, forget) for name, batches in hosts.items()]
         fill()
         for how, name, batches, each in ways:
@@ -181,9 +178,9 @@ def measure(
         source, kept = reading(images, side), images.to(there)
         for batch in (b for s, b in cases if s == side):
             for name, augment in presets(side).items():
-                ways: list[tuple[str, ByStep]] = [("kept", DeviceBatches(source, batch, 0, augment, kept))]
+                ways: list[tuple[str, TrainBatches]] = [("kept", DeviceBatches(source, batch, 0, augment, kept))]
                 if host and batch == min(b for s, b in cases if s == side):
-                    ways.append(("host", Batches(source, batch, 0, augment)))
+                    ways.append(("host", HostBatches(source, batch, 0, augment)))
                 for how, batches in ways:
                     facts = rate(batches, there, seconds)
                     rows.append({"images": how, "side": side, "batch": batches.batch, "augment": name, **facts})

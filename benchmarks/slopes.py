@@ -32,7 +32,7 @@ from torch import Tensor
 from tailorvit.arch import Arch
 from tailorvit.costs import Limits, Meter
 from tailorvit.data import Batch
-from tailorvit.data.idx import open_fashion, open_idx
+from tailorvit.data.sources import read_source
 from tailorvit.families import family
 from tailorvit.families.vit.spaces import vit_arch
 from tailorvit.rng import generator, seed_everything
@@ -95,9 +95,7 @@ def slopes(figures: dict[tuple[str, int], float]) -> dict[str, float]:
 
 def split(folder: Path | None, seed: int, images: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Training images and labels, and 10,000 held out."""
-    pool = open_idx(folder) if folder else open_fashion()
-    if pool is None:
-        raise SystemExit(f"{folder} holds no files of MNIST's form.")
+    pool = read_source(str(folder or "fashion-mnist"))
     order = generator(seed, "split").permutation(60000)[: images + 10000]  # of the training images, which come first
     x = pool.read(order, order).float().div(255).sub(0.2860).div(0.3530)
     y = torch.from_numpy(np.asarray(pool.labels)[order]).long()

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.data import augment_preset
-from tailorvit.data.batches import Reading
-from tailorvit.data.device import DeviceBatches
-from tailorvit.data.stream import StreamBatches
+from tailorvit.data.batches import DeviceBatches, SplitReader, StreamBatches
+from tailorvit.families.vit import compiled as blocks
 from tailorvit.families import family
 from tailorvit.families.vit import compiled as blocks
 from tailorvit.families.vit.relative import Places, Tables, attend, attend_packed
@@ -279,7 +278,7 @@ def test_batches_made_several_at_once_are_those_made_one_by_one(preset: str) -> 
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (600, 3, 72, 72), dtype=np.uint8))
     labels = (np.arange(600) % 10).astype(np.int64)
-    source = Reading(lambda at: images[torch.from_numpy(at)], labels, 10, (64, 64), (0.5,) * 3, (0.25,) * 3, {})
+    source = SplitReader(lambda at: images[torch.from_numpy(at)], labels, 10, (64, 64), (0.5,) * 3, (0.25,) * 3, {})
     augment = augment_preset(preset, 64, "photos")
     kept = DeviceBatches(source, 64, 0, augment, images.cuda())
     streamed = StreamBatches(source, 64, 0, augment, (3, 72, 72), torch.device("cuda"))

@@ -23,7 +23,7 @@ from tailorvit.config import (
     recipe_names,
     to_toml,
 )
-from tailorvit.data.sources import found_again, place_of
+from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError
 from tailorvit.lookup import versions
 from tailorvit.methods import METHODS
@@ -31,7 +31,7 @@ from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.prepare import prepare
 from tailorvit.methods.session import Plan, Session
 from tailorvit.methods.tiny import tiny as tiny_form
-from tailorvit.methods.trunk import require_same
+from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import preserved_state
 from tailorvit.runs import Run
@@ -230,7 +230,7 @@ def _info(plan: Plan) -> dict[str, Any]:
         "seed": plan.config.seed,
         "data": {
             "source": data.source,
-            "path": place_of(data.source),
+            "path": absolute_path(data.source),
             "fingerprint": data.fingerprint,
             "counts": data.counts,
         },
@@ -266,12 +266,12 @@ def resume(folder: str | Path, *, progress: Mode | None = None) -> Result:
             return Result(place, facts if isinstance(facts, dict) else {})
         written_by = str(record.info.get("versions", {}).get("tailorvit", "an older version"))
         config = configure(modernised(parse_recipe(record.recipe, str(place / "recipe.toml")), written_by))
-        config = replace(config, data=replace(config.data, source=found_again(config.data.source, record.info)))
+        config = replace(config, data=replace(config.data, source=source_of_run(config.data.source, record.info)))
         splits = record.read_json("splits")
         start = read_start(config, place)
         copy_start(start, config, record)
         plan = prepare(config, splits, start)
-        require_same(plan.data, record.info)
+        require_same_trunk(plan.data, record.info)
         if splits is None:
             record.write_json("splits", plan.data.split_record())
         record.event("resume", "the run goes on")
@@ -317,7 +317,7 @@ def _open_session(session: Session) -> None:
         session.log_once("data", sentence)
     if data.trunk is not None:
         with session.timed("trunk"):
-            data.ready(
+            data.prepare(
                 lambda text: session.log("cache", text),
                 lambda split, at, of: session.progress.step(f"trunk, {split} split", at, of, {}),
             )

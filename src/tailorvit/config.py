@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.costs.limits import Limits
+from tailorvit.data import DataSettings
 from tailorvit.errors import TailorError, unknown
 from tailorvit.methods import METHODS
 from tailorvit.methods.finetune import StartSettings
@@ -23,7 +24,7 @@ from tailorvit.search import SEARCHERS
 from tailorvit.seek.s3 import S3Settings
 from tailorvit.seek.s4 import S4Settings
 from tailorvit.train.settings import TrainSettings
-from tailorvit.trunks.settings import TrunkSettings
+from tailorvit.trunks import TrunkSettings
 
 FORBID = {"extra": "forbid"}
 _BRANCHES = ("str", "int", "float")  # pydantic adds the branch of a union it tried; no recipe key is called so
@@ -39,26 +40,6 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     # A baseline from scratch would be no fair comparison with a network that has seen other images before.
     "finetune": {"baseline": False, "final": {"how": "finetune"}},
 }
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """Which images, at which size, split how."""
-
-    __pydantic_config__ = FORBID
-    source: str = "digits"
-    image_size: int | tuple[int, int] | None = None
-    search_share: float = 0.1
-    test_share: float = 0.2
-    limit: int | None = None  # at most this many images per split, class-balanced
-    cache: int = 1 << 30  # bytes of decoded images kept in memory
-    on_device: Literal["auto", "always", "never"] = "auto"  # keep images on the training device, augment them there
-
-    def __post_init__(self) -> None:
-        if not (
-            0 < self.search_share < 0.9 and 0 < self.test_share < 0.9 and self.search_share + self.test_share < 0.95
-        ):
-            raise TailorError("data.search_share and data.test_share must be above 0 and leave images to train on.")
 
 
 @dataclass(frozen=True)

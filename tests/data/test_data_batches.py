@@ -10,7 +10,7 @@ import torch
 from data_pictures import fill, same
 
 from tailorvit.data import Augment, augment_preset, open_data
-from tailorvit.data.transforms import crop_boxes, shift_flip
+from tailorvit.data.augment import crop_boxes, shift_flip
 from tailorvit.errors import TailorError
 from tailorvit.rng import generator
 
@@ -66,15 +66,15 @@ def test_iterate_equals_at_while_others_draw(data, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_global_generators_are_borrowed_in_the_callers_thread_only(data, kind, monkeypatch):
+def test_global_generators_are_seeded_in_the_callers_thread_only(data, kind, monkeypatch):
     users = []
 
     @contextmanager
-    def borrowed(*_):
+    def seeded(*_):
         users.append(threading.current_thread())
         yield
 
-    monkeypatch.setattr("tailorvit.data.transforms.borrowed_seed", borrowed)
+    monkeypatch.setattr("tailorvit.data.augment.seeded_globals", seeded)
     for workers in (0, None):
         list(data.train_batches(8, 3, KINDS[kind]).iterate(0, 5, workers))
     assert set(users) <= {threading.main_thread()} and bool(users) == (kind in ("mix", "standard"))

@@ -1,9 +1,11 @@
-"""Batches made on a device: pure, equal to the host's where both draw alike, the same from memory and from workers."""
+"""Batches made on a device: pure, equal to the host's where both draw the same, the same resident and streamed."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +13,20 @@ import pytest
 import torch
 from data_pictures import fill, picture, same
 
+import tailorvit
 from tailorvit.data import Augment, augment_preset, open_data
-from tailorvit.data.batches import Batches
-from tailorvit.data.device import ROOM, DeviceBatches, placed, room
-from tailorvit.data.draws import NOISE, noise_bank, send
-from tailorvit.data.stream import PIECE, StreamBatches
+from tailorvit.data.augment_batches import NOISE, noise_bank, send
+from tailorvit.data.batches import (
+    PIECE,
+    SMALL_SPLIT,
+    DeviceBatches,
+    HostBatches,
+    StreamBatches,
+    placement,
+    resident_limit,
+)
 from tailorvit.errors import TailorError
+from tailorvit.runs import Run
 
 KINDS = {
     "none": Augment(),
@@ -38,8 +48,8 @@ def on_device(data, kind, batch=8, seed=3):
 
 
 def streamed(data, kind, batch=8, seed=3):
-    kept = on_device(data, kind, batch, seed)
-    return StreamBatches(kept.reading, batch, seed, KINDS[kind], data._pool.stored, torch.device("cpu"))
+    reader = on_device(data, kind, batch, seed).reader
+    return StreamBatches(reader, batch, seed, KINDS[kind], data._images.stored_shape, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +72,7 @@ def test_a_step_is_pure_and_resumes(data, kind):
 @pytest.mark.parametrize("kind", ["none", "mild"])
 def test_crops_and_flips_equal_the_hosts_to_the_bit(data, kind):
     host = data.train_batches(8, 3, KINDS[kind])
-    assert isinstance(host, Batches)
+    assert isinstance(host, HostBatches)
     for step in (0, 5, 40):
         assert same(host.at(step), on_device(data, kind).at(step))
 
@@ -76,13 +86,13 @@ def test_resized_crops_and_jitter_equal_the_hosts_to_a_level(data):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_workers_and_threads_give_the_kept_batches(data, kind):
-    kept = on_device(data, kind, batch=45)  # two pieces, the second shorter
-    assert len(kept.at(0).y) > PIECE and streamed(data, kind, 45).pieces == 2
+def test_workers_and_threads_give_the_batches_of_resident_images(data, kind):
+    resident = on_device(data, kind, batch=45)  # two pieces, the second shorter
+    assert len(resident.at(0).y) > PIECE and streamed(data, kind, 45).pieces == 2
     for workers in (0, 2):
         got = list(streamed(data, kind, 45).iterate(1, 6, workers))
-        assert len(got) == 5 and all(same(b, kept.at(1 + k)) for k, b in enumerate(got))
-    assert same(streamed(data, kind, 45).at(3), kept.at(3))
+        assert len(got) == 5 and all(same(b, resident.at(1 + k)) for k, b in enumerate(got))
+    assert same(streamed(data, kind, 45).at(3), resident.at(3))
 
 
 def test_streams_may_be_left_early_and_end_their_workers(data):
@@ -94,7 +104,7 @@ def test_streams_may_be_left_early_and_end_their_workers(data):
         assert not multiprocessing.active_children()
 
 
-def test_streams_tell_what_failed(tmp_path):
+def test_streams_report_what_failed(tmp_path):
     root = fill(tmp_path / "r", {"a": 20, "b": 20})
     data = open_data(str(root), cache_bytes=0)
     for path in sorted(p for p in root.rglob("*") if p.is_file())[:6]:
@@ -160,57 +170,64 @@ def test_arrays_travel_in_one_piece():
 def test_nothing_is_read_back_from_the_device(data, kind):
     """On the meta device there are no values: reading one, or a shape that depends on one, would fail here."""
     there = on_device(data, kind, 80)  # enough images for every op of RandAugment
-    meta = DeviceBatches(there.reading, 80, 3, KINDS[kind], there.images.to("meta"))
+    meta = DeviceBatches(there.reader, 80, 3, KINDS[kind], there.images.to("meta"))
     for a, b in zip(meta.at(0), there.at(0), strict=True):
         assert a.device.type == "meta" and a.shape == b.shape and a.dtype == b.dtype
-    layers = there._plan(0).rand
-    assert kind != "standard" or all(k.turned and k.fixed and k.blended for k in layers)
-    assert kind != "standard" or (any(k.auto for k in layers) and any(k.equal for k in layers))
+    layers = there._plan(0).rand_layers
+    assert kind != "standard" or all(k.affine and k.fixed_tables and k.blends for k in layers)
+    assert kind != "standard" or (any(k.autocontrast for k in layers) and any(k.equalise for k in layers))
 
 
 def test_where_images_go():
-    small, large = ROOM - 1, ROOM
-    assert [placed("auto", d, small) for d in ("cpu", "mps", "cuda", "cuda:1")] == ["host", "host", "kept", "kept"]
-    assert placed("auto", "cuda", large) == "streamed" and placed("always", "cuda", large) == "kept"
-    assert {placed("never", d, small) for d in ("cpu", "cuda")} == {"host"} and placed("always", "cpu", small) == "kept"
+    small, large = SMALL_SPLIT - 1, SMALL_SPLIT
+    assert [placement("auto", d, small) for d in ("cpu", "mps", "cuda", "cuda:1")] == [
+        "host",
+        "host",
+        "resident",
+        "resident",
+    ]
+    assert placement("auto", "cuda", large) == "streamed" and placement("always", "cuda", large) == "resident"
+    assert {placement("never", d, small) for d in ("cpu", "cuda")} == {"host"} and placement(
+        "always", "cpu", small
+    ) == "resident"
     with pytest.raises(TailorError, match="'sometimes'"):
-        placed("sometimes", "cpu", small)
+        placement("sometimes", "cpu", small)
 
 
-def test_a_large_card_keeps_a_quarter_of_its_memory(monkeypatch, data):
-    assert room("cuda:0") == ROOM or torch.cuda.is_available()
+def test_a_large_card_holds_images_in_a_quarter_of_its_memory(monkeypatch, data):
+    assert resident_limit("cuda:0") == SMALL_SPLIT or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     memory = SimpleNamespace(total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    assert room("cuda") == 20 << 30 and room("cpu") == ROOM
-    assert placed("auto", "cuda", (20 << 30) - 1) == "kept" and placed("auto", "cuda", 20 << 30) == "streamed"
-    assert placed("auto", "cuda", 6 << 30, 14 << 30) == "streamed"  # both together are too much
-    assert placed("auto", "cuda", ROOM - 1, 19 << 30) == "kept"  # small splits stay, as on any card
+    assert resident_limit("cuda") == 20 << 30 and resident_limit("cpu") == SMALL_SPLIT
+    assert placement("auto", "cuda", (20 << 30) - 1) == "resident" and placement("auto", "cuda", 20 << 30) == "streamed"
+    assert placement("auto", "cuda", 6 << 30, 14 << 30) == "streamed"  # both together are too much
+    assert placement("auto", "cuda", SMALL_SPLIT - 1, 19 << 30) == "resident"  # small splits stay, as on any card
     memory.total_memory = 8 << 30
-    assert room("cuda") == ROOM
+    assert resident_limit("cuda") == SMALL_SPLIT
     memory.total_memory = 80 << 30
     gib = {"train": 14, "search": 7, "test": 6}
     monkeypatch.setattr(data, "split_bytes", lambda split: gib[split] << 30)
-    assert [data.place(s, "cuda", "auto") for s in gib] == ["kept", "streamed", "streamed"]
+    assert [data.placement(s, "cuda", "auto") for s in gib] == ["resident", "streamed", "streamed"]
     gib["train"] = 30
-    assert [data.place(s, "cuda", "auto") for s in gib] == ["streamed", "kept", "kept"]
+    assert [data.placement(s, "cuda", "auto") for s in gib] == ["streamed", "resident", "resident"]
 
 
 def test_going_on_with_a_smaller_card_gives_the_same_batches(monkeypatch, tmp_path):
     root = str(fill(tmp_path / "r", {"a": 40, "b": 40}, size=(61, 47)))
     batches = {}
-    for where, cache in (("kept", 1 << 30), ("streamed", 0)):
-        monkeypatch.setattr("tailorvit.data.dataset.placed", lambda *_, where=where: where)
+    for where, cache in (("resident", 1 << 30), ("streamed", 0)):
+        monkeypatch.setattr("tailorvit.data.dataset.placement", lambda *_, where=where: where)
         batches[where] = open_data(root, image_size=32, cache_bytes=cache).train_batches(9, 3, KINDS["standard"], "cpu")
-    assert isinstance(batches["kept"], DeviceBatches) and isinstance(batches["streamed"], StreamBatches)
+    assert isinstance(batches["resident"], DeviceBatches) and isinstance(batches["streamed"], StreamBatches)
     after = list(batches["streamed"].iterate(6, 12, workers=1))
-    assert all(same(a, batches["kept"].at(6 + k)) for k, a in enumerate(after)) and len(after) == 6
+    assert all(same(a, batches["resident"].at(6 + k)) for k, a in enumerate(after)) and len(after) == 6
 
 
 def test_images_are_read_once_and_the_seal_holds(data):
     assert on_device(data, "mild").images is on_device(data, "standard").images
     with pytest.raises(TailorError, match="sealed"):
-        data.kept("test", "cpu")
+        data.resident("test", "cpu")
     with pytest.raises(TailorError, match="sealed"):
         data.eval_batches("test", 8, "cpu", "always")
 
@@ -221,4 +238,29 @@ def test_evaluation_from_the_device_equals_the_hosts(tmp_path):
     data = open_data(str(tmp_path / "r"), image_size=32)
     host, mine = (list(data.eval_batches("search", 4, "cpu", where)) for where in ("never", "always"))
     assert len(host) > 1 and all(same(a, b) for a, b in zip(host, mine, strict=True))
-    assert data._pool.stored[1] > 32  # the margin was cut off on the device
+    assert data._images.stored_shape[1] > 32  # the margin was cut off on the device
+
+
+# -- a whole run ------------------------------------------------------------------------------------------------------
+
+SETS = ["arch={depth=2, embed=16, heads=2, mlp=2}", "baseline=false", "train.epochs=2", "analysis.images=0",
+        "analysis.mistakes=0", "train.augment=standard"]  # fmt: skip
+
+
+def run_once(folder: Path) -> tuple[dict, bytes, list[str]]:
+    tailorvit.run("s4-digits", method="fixed", out=str(folder), small=True, sets=SETS, progress="quiet")
+    result = json.loads((folder / "result.json").read_text())
+    with Run.open(folder) as run:
+        messages = [e["text"] for e in run.events("data")]
+    return result, (folder / "network" / "network.safetensors").read_bytes(), messages
+
+
+def test_a_run_with_resident_images_repeats_exactly(tmp_path, monkeypatch):
+    _, host, silent = run_once(tmp_path / "auto")
+    assert not silent  # on a CPU everything is left to the host
+    monkeypatch.setattr("tailorvit.data.dataset.placement", lambda *_: "host")
+    assert run_once(tmp_path / "host")[1] == host
+    monkeypatch.setattr("tailorvit.data.dataset.placement", lambda *_: "resident")
+    (first, weights, messages), (second, repeated, _) = (run_once(tmp_path / str(i)) for i in range(2))
+    assert first["test_accuracy"] == second["test_accuracy"] and weights == repeated != host
+    assert len(messages) == 1 and messages[0].startswith("training images are kept on cpu as bytes (")

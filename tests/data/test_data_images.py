@@ -7,8 +7,8 @@ from data_pictures import fill, picture
 from PIL import Image
 
 from tailorvit.data import open_data, preprocess
-from tailorvit.data.images import to_pixels
 from tailorvit.errors import TailorError
+from tailorvit.portable import to_pixels
 
 
 def saved(tmp_path, image, name="a.png", **options):

@@ -1,14 +1,20 @@
+"""Data sources: every built-in kind, one sentence for every fault, and sources from outside."""
+
 from __future__ import annotations
 
 import gzip
 import pickle
+import re
+import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from tailorvit.data import open_data
+import tailorvit
+from tailorvit.data import SOURCES, DataSource, from_items, open_data, sources
 from tailorvit.errors import TailorError
 
 LABELS = np.arange(20) % 2
@@ -143,24 +149,36 @@ def test_cifar_binaries(tmp_path):
     assert open_data(str(hundred)).classes == ("0", "1")
 
 
-def test_faults_of_the_word_itself(tmp_path):
-    with pytest.raises(TailorError, match="There is no 'nowhere'; give a folder"):
+def test_wrong_source_names(tmp_path):
+    with pytest.raises(
+        TailorError, match="There is no 'nowhere'; data can be: digits, fashion-mnist, torchvision:NAME@ROOT, "
+    ):
         open_data("nowhere")
     (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(TailorError, match=r"is a '\.csv' file; give a folder"):
+    with pytest.raises(TailorError, match=r"is a '\.csv' file; data can be: digits, "):
         open_data(str(tmp_path / "a.csv"))
     with pytest.raises(TailorError, match=r"Unknown torchvision dataset 'FasionMNIST'. Did you mean 'FashionMNIST'"):
         open_data("torchvision:FasionMNIST")
-    with pytest.raises(TailorError, match=r"MNIST cannot be opened under .* and is not downloaded"):
+    with pytest.raises(TailorError, match=r"MNIST cannot be read from .* and is not downloaded"):
         open_data(f"torchvision:MNIST@{tmp_path}")
-    with pytest.raises(TailorError, match=r"EMNIST cannot be opened under .*: Dataset not found\.$"):
+    with pytest.raises(TailorError, match=r"EMNIST cannot be read from .*: Dataset not found\.$"):
         open_data(f"torchvision:EMNIST@{tmp_path}")
-    with pytest.raises(TailorError, match="CocoDetection is not a plain set of images with a class each"):
+    with pytest.raises(TailorError, match="CocoDetection is not a plain set of images with one class each"):
         open_data(f"torchvision:CocoDetection@{tmp_path}")
     with pytest.raises(TailorError, match="image size"):
         open_data("digits", image_size=0)
     with pytest.raises(TailorError, match="limit on images must be at least 1, not 0"):
         open_data("digits", limit=0)
+
+
+def test_a_folder_may_bear_the_name_of_a_source_that_needs_more(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TailorError, match="There is no 'torchvision'; data can be"):
+        open_data("torchvision")
+    Path("torchvision").mkdir()
+    np.save("torchvision/train_x.npy", IMAGES)
+    np.save("torchvision/train_y.npy", LABELS)
+    assert sum(open_data("torchvision").counts.values()) == 20
 
 
 def test_torchvision_arrays(tmp_path):
@@ -226,3 +244,146 @@ def test_names_of_classes_fit_the_labels_or_are_refused(tmp_path):
             classes(labels, names)
     with pytest.raises(TailorError, match="labels need whole numbers"):
         opened(tmp_path, x=x, y=y + 0.5)
+
+
+# -- MNIST's files ---------------------------------------------------------------------------------------------------
+
+MNIST_IMAGES = np.random.default_rng(0).integers(0, 256, (20, 6, 5), dtype=np.uint8)
+MNIST_LABELS = (np.arange(20) % 10).astype(np.uint8)
+
+
+def idx_bytes(array):
+    return struct.pack(f">HBB{array.ndim}i", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_mnist(root, zipped=True, **changes):
+    root.mkdir(exist_ok=True)
+    arrays = {"train-images-idx3": MNIST_IMAGES, "train-labels-idx1": MNIST_LABELS}
+    arrays |= {"t10k-images-idx3": MNIST_IMAGES[:10], "t10k-labels-idx1": MNIST_LABELS[:10]}
+    for name, array in arrays.items():
+        raw = changes.get(name, idx_bytes(array))
+        path = root / f"{name}-ubyte{'.gz' if zipped else ''}"
+        path.write_bytes(gzip.compress(raw) if zipped else raw)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_the_four_files_of_mnist(tmp_path, zipped):
+    write_mnist(tmp_path / "mnist", zipped)
+    data = open_data(str(tmp_path / "mnist"), search_share=0.5)
+    assert (data.channels, data.image_size) == (1, (6, 5)) and data.classes == tuple("0123456789")
+    assert data.counts == {"train": 10, "search": 10, "test": 10}
+    data.unseal_test("look")
+    x, y = data.examples("test", [3])
+    assert (x[0, 0].numpy() == MNIST_IMAGES[3]).all() and y.tolist() == [3]
+
+
+def test_fashion_mnist_has_class_names(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "fashion-mnist")
+    monkeypatch.setattr(sources, "FASHION_MNIST", tmp_path / "fashion-mnist")
+    data = open_data("fashion-mnist", search_share=0.5)
+    assert data.classes[0] == "T-shirt" and len(data.classes) == 10
+    monkeypatch.setattr(sources, "FASHION_MNIST", tmp_path / "nowhere")
+    with pytest.raises(TailorError, match=r"'fashion-mnist' is read from .*nowhere, which is not there; install"):
+        open_data("fashion-mnist")
+
+
+def test_faults_of_mnist_files(tmp_path):
+    root = tmp_path / "mnist"
+    for head in (
+        b"",
+        b"\0\0\x08",
+        b"\0\0\x0d" + idx_bytes(MNIST_IMAGES)[3:],
+        idx_bytes(MNIST_IMAGES)[:-1],
+        idx_bytes(MNIST_IMAGES)[:9],
+    ):
+        write_mnist(root, False, **{"train-images-idx3": head})
+        with pytest.raises(
+            TailorError, match=r"train-images-idx3-ubyte' is not a complete file of bytes in MNIST's format"
+        ):
+            open_data(str(root))
+    (root / "train-images-idx3-ubyte").write_bytes(idx_bytes(MNIST_IMAGES))
+    (root / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(TailorError, match="holds MNIST training images but not t10k-images and t10k-labels"):
+        open_data(str(root))
+    (root / "t10k-labels-idx1-ubyte.gz").write_bytes(b"no gzip")
+    with pytest.raises(TailorError, match=r"t10k-labels-idx1-ubyte.gz' cannot be read"):
+        open_data(str(root))
+
+
+@pytest.mark.skipif(not sources.FASHION_MNIST.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_the_real_fashion_mnist():
+    data = open_data("fashion-mnist")
+    assert data.counts == {"train": 54_000, "search": 6_000, "test": 10_000} and data.image_size == (28, 28)
+    assert np.bincount(data.labels("search")).tolist() == [600] * 10
+
+
+# -- sources from outside ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stripes(monkeypatch):
+    """The example of docs/data.md, which adds itself to the table."""
+    monkeypatch.setattr(sources, "SOURCES", dict(SOURCES))
+    monkeypatch.setattr("tailorvit.data.SOURCES", sources.SOURCES)
+    page = Path(__file__).parents[2] / "docs" / "data.md"
+    block = re.search(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    names = {}
+    exec(block[1], names)
+    return names
+
+
+def test_a_source_from_outside(stripes, monkeypatch):
+    assert open_data("stripes").image_size == (16, 16)
+    data = open_data("stripes:24")
+    assert data.image_size == (24, 24) and data.classes == ("horizontal", "vertical") and data.channels == 1
+    assert data.counts == {"train": 140, "search": 20, "test": 40}
+    assert data.train_batches(8, 0, data.augment()).at(0).x.shape == (8, 1, 24, 24)
+    with pytest.raises(TailorError, match="stripes needs a whole number of pixels, as in stripes:24, not 'x'"):
+        open_data("stripes:x")
+    with pytest.raises(TailorError, match=r"There is no 'stripe'; data can be: .*, stripes"):
+        open_data("stripe")
+    monkeypatch.setitem(sources.SOURCES, "broken", DataSource("broken", "returns an array", lambda rest: IMAGES))
+    with pytest.raises(TailorError, match="'broken' returned a ndarray, not an ImageSet"):
+        open_data("broken")
+
+
+def test_a_run_with_a_source_from_outside(stripes, tmp_path):
+    sets = ["s4.iterations=0", "baseline=false", "train.epochs=1", "final.train.epochs=1"]
+    result = tailorvit.run(data="stripes:32", out=tmp_path / "run", small=True, sets=sets, progress="quiet")
+    assert result["data"]["source"] == "stripes:32" and result["data"]["classes"] == 2
+
+
+def test_a_source_of_single_images_from_outside(monkeypatch):
+    def opener(part: str):
+        return lambda i: Image.new("RGB", (40, 50), (i, 0, 200 if part == "test" else 100))
+
+    def read(rest: str):
+        labels = {"train": np.arange(30) % 3, "test": np.arange(9) % 3}
+        return from_items({p: (opener(p), y) for p, y in labels.items()}, f"colours {rest}", ["a", "b", "c"])
+
+    monkeypatch.setitem(SOURCES, "colours", DataSource("colours", "plain colours", read))
+    data = open_data("colours:bright")
+    assert data.counts == {"train": 27, "search": 3, "test": 9} and data.image_size == (32, 32)
+    assert open_data("colours:dark").fingerprint != data.fingerprint == open_data("colours:bright").fingerprint
+    data.unseal_test("look")
+    assert data.examples("test", [4])[0][0, :, 0, 0].tolist() == [4, 0, 200]
+
+
+def test_a_source_from_outside_may_recognise_paths(stripes, monkeypatch, tmp_path):
+    def read(path: str):
+        return stripes["read_stripes"](Path(path).read_text())
+
+    files = DataSource(
+        "stripe-file", "the side in a file", read, "FILE.stripes", lambda path: path.suffix == ".stripes"
+    )
+    monkeypatch.setitem(sources.SOURCES, "stripe-file", files)
+    (tmp_path / "a.stripes").write_text("12")
+    assert open_data(str(tmp_path / "a.stripes")).image_size == (12, 12)
+    with pytest.raises(TailorError, match=r"There is no 'stripe-file'; data can be: .*, FILE\.stripes"):
+        open_data("stripe-file")
+
+
+def test_built_in_sources_describe_themselves():
+    assert all(name == source.name and source.summary for name, source in SOURCES.items())
+    with pytest.raises(TailorError, match="'digits' is asked for by its name alone, not as 'digits:7'"):
+        open_data("digits:7")

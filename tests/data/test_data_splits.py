@@ -8,7 +8,7 @@ import pytest
 from data_pictures import fill, picture
 
 from tailorvit.data import open_data
-from tailorvit.data.splits import SPLITS, balanced, make_splits
+from tailorvit.data.splits import SPLITS, balanced_subset, make_splits
 from tailorvit.errors import TailorError
 
 
@@ -72,10 +72,10 @@ def test_origins():
 
 def test_balanced_limit():
     labels = np.repeat([0, 1, 2], [50, 2, 50])
-    kept = balanced(np.arange(102), labels, 12, 0, "train")
+    kept = balanced_subset(np.arange(102), labels, 12, 0, "train")
     assert np.bincount(labels[kept]).tolist() == [5, 2, 5]
-    assert (kept == balanced(np.arange(102), labels, 12, 0, "train")).all()
-    assert (balanced(kept, labels, 12, 5, "train") == kept).all()
+    assert (kept == balanced_subset(np.arange(102), labels, 12, 0, "train")).all()
+    assert (balanced_subset(kept, labels, 12, 5, "train") == kept).all()
 
 
 def test_saved_splits_return_exactly(pets):
@@ -149,31 +149,31 @@ def test_split_folders_by_their_other_names(tmp_path):
     assert open_data(str(root)).counts == {"train": 8, "search": 8, "test": 8}
 
 
-def test_folders_that_are_nearly_splits_are_no_classes(tmp_path):
+def test_misspelt_split_folders_are_refused(tmp_path):
     root = fill(tmp_path / "near", {f"{part}/{c}": 4 for part in ("trian", "tests") for c in ("a", "b")})
-    with pytest.raises(TailorError, match=r"has 'tests', which is no split; did you mean 'test'\?"):
+    with pytest.raises(TailorError, match=r"has 'tests', which is not the name of a split; did you mean 'test'\?"):
         open_data(str(root))
-    classes = fill(tmp_path / "classes", {"tests": 4, "rain": 4})  # they hold images, so they are what they say
+    classes = fill(tmp_path / "classes", {"tests": 4, "rain": 4})  # they hold images, so they are classes
     assert open_data(str(classes)).classes == ("rain", "tests")
 
 
-def test_what_is_odd_about_a_folder_is_said(tmp_path, pets):
+def test_unusual_folders_are_noted(tmp_path, pets):
     assert open_data(str(pets)).notes == ()
     picture(pets / "loose.png")
-    (told,) = open_data(str(pets)).notes
-    assert told.startswith("1 image(s) lie beside the class folders of") and told.endswith("are not used.")
+    (note,) = open_data(str(pets)).notes
+    assert note.startswith("1 image(s) lie beside the class folders of") and note.endswith("are not used.")
     nested = fill(tmp_path / "nested", {f"{year}/{c}": 4 for year in ("2019", "2020") for c in ("a", "b")})
     found = open_data(str(nested))
     assert found.classes == ("2019", "2020")
-    assert found.notes == ("Classes are 2019, 2020; the folders a, b in each of them are not told apart.",)
+    assert found.notes == ("The classes are 2019, 2020; the sub-folders a, b in each of them are not classes.",)
 
 
-def test_classes_that_a_split_lacks_are_said(tmp_path):
+def test_classes_that_a_split_lacks_are_noted(tmp_path):
     counts = {f"{part}/{c}": 4 for part in ("train", "val", "test") for c in ("a", "b", "c")}
     root = fill(tmp_path / "whole", counts)
     assert open_data(str(root)).notes == ()
     root = fill(tmp_path / "part", {k: n for k, n in counts.items() if k not in ("val/c", "test/a")})
     assert open_data(str(root)).notes == (
-        "The search split has no image of 'c', which decisions do not see.",
-        "The test split has no image of 'a', which the test accuracy does not see.",
+        "The search split has no image of 'c', so the search does not take it into account.",
+        "The test split has no image of 'a', so the test accuracy does not take it into account.",
     )

@@ -1,8 +1,10 @@
-"""A whole run behind a trunk: the same from the cache and after kills, and a network that needs nothing else."""
+"""A whole run with a trunk: the same from the cache and after kills, and a network that needs nothing else."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import tomllib
 from pathlib import Path
@@ -34,11 +36,15 @@ checkpoint_seconds = 0
 SETS = ["s4.iterations=1", "s4.pairs=3", "data.limit=120", "train.epochs=1", "final.train.epochs=2"]
 
 
-def options(folder: Path, cache: Path) -> dict:
+def options(folder: Path) -> dict:
     recipe = folder.parent / "ladder.toml"
     recipe.write_text(RECIPE)
-    sets = [*SETS, f"trunk.cache={cache}"]
-    return {"recipe": str(recipe), "out": str(folder), "small": True, "sets": sets, "seed": 2, "command": "test"}
+    return {"recipe": str(recipe), "out": str(folder), "small": True, "sets": [*SETS], "seed": 2, "command": "test"}
+
+
+def empty_cache() -> None:
+    """Delete the trunk features of earlier runs; all runs of a test session share one cache."""
+    shutil.rmtree(os.environ["TAILORVIT_CACHE"], ignore_errors=True)
 
 
 def outcome(folder: Path) -> tuple[dict, bytes]:
@@ -49,15 +55,16 @@ def outcome(folder: Path) -> tuple[dict, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(forks, tmp_path_factory):
-    """One uninterrupted run, its cache, and the writes it made."""
+    """One uninterrupted run that fills the cache, and the writes it made."""
+    empty_cache()
     folder = tmp_path_factory.mktemp("trunk")
-    code, writes = forks.do("run", **options(folder / "run", folder / "cache"))
+    code, writes = forks.do("run", **options(folder / "run"))
     assert code == 0, forks.said()
-    return folder / "run", folder / "cache", writes
+    return folder / "run", writes
 
 
-def test_the_result_tells_decoder_and_trunk_apart(whole):
-    folder, _, _ = whole
+def test_the_result_counts_decoder_and_trunk_separately(whole):
+    folder, _ = whole
     result, _ = outcome(folder)
     trunk = result["trunk"]
     state = load_file(folder / "network" / "network.safetensors")
@@ -72,13 +79,14 @@ def test_the_result_tells_decoder_and_trunk_apart(whole):
 
 
 def test_a_run_from_the_cache_and_a_killed_one_are_the_same(forks, whole, tmp_path):
-    folder, cache, writes = whole
-    assert forks.do("run", **options(tmp_path / "again", cache))[0] == 0, forks.said()
+    folder, writes = whole
+    assert forks.do("run", **options(tmp_path / "again"))[0] == 0, forks.said()
     assert outcome(tmp_path / "again") == outcome(folder)
     log = (tmp_path / "again" / "log.txt").read_text()
-    assert "0 computed, 120 from the cache" in log and "test split, plain view: 0 computed" in log
+    assert "0 computed, 120 from the cache" in log and "test split, images: 0 computed" in log
     at = [i for i, w in enumerate(writes) if "epochs final" in w]
-    job = ("run",), options(tmp_path / "killed", tmp_path / "fresh")
+    empty_cache()
+    job = ("run",), options(tmp_path / "killed")
     for moment in (30, at[-1] + 1 - 30):
         code, _ = forks.do(*job[0], moment=moment, **job[1])
         assert code == -signal.SIGKILL
@@ -88,14 +96,14 @@ def test_a_run_from_the_cache_and_a_killed_one_are_the_same(forks, whole, tmp_pa
 
 
 def test_the_network_taken_away_is_self_contained(whole, tmp_path):
-    folder, _, _ = whole
+    folder, _ = whole
     network = tailorvit.load(folder)
     pixels = np.random.default_rng(0).integers(0, 255, (8, 8), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     with torch.no_grad():
         scores = network(torch.from_numpy((pixels / 255 - 0.5) / 0.5).float()[None, None]).softmax(-1)[0]
-    told = network.predict([tmp_path / "photo.png"])[0]
-    assert all(abs(told[name] - float(scores[i])) < 1e-5 for i, name in enumerate(network.card.classes))
+    prediction = network.predict([tmp_path / "photo.png"])[0]
+    assert all(abs(prediction[name] - float(scores[i])) < 1e-5 for i, name in enumerate(network.card.classes))
     facts = export(folder, "onnx", out=tmp_path / "onnx").facts
     assert facts["checked_on"] == "test images of the run" and facts["max_difference"] < 1e-4
     again = build_network("ladder", network.model.settings, in_chans=1, img_size=(8, 8)).eval()
@@ -114,9 +122,9 @@ def test_another_trunk_under_the_same_name_is_refused(tmp_path, forks):
         save_file(model.state_dict(), tmp_path / "tower.safetensors")
 
     tower(0)
-    given = options(tmp_path / "run", tmp_path / "cache")
-    given["sets"] += [f"trunk.source={tmp_path / 'tower.safetensors'}"]
-    assert forks.do("run", moment=40, **given)[0] == -signal.SIGKILL, forks.said()
+    job = options(tmp_path / "run")
+    job["sets"] += [f"trunk.source={tmp_path / 'tower.safetensors'}"]
+    assert forks.do("run", moment=40, **job)[0] == -signal.SIGKILL, forks.said()
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["data"]["image_size"] == [16, 16]
     tower(1)
     with pytest.raises(TailorError, match="not the one this run began with"):

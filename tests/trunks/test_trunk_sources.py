@@ -1,4 +1,4 @@
-"""Sources of trunks: what each word means, and one sentence for everything that cannot be used."""
+"""Trunk sources: every built-in kind, one sentence for everything that cannot be used, and sources from outside."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from tailorvit.errors import TailorError
-from tailorvit.trunks import TrunkSettings, open_trunk, read_tower
-from tailorvit.trunks.sources import Asked, _timm
+from tailorvit.families import PLAIN
+from tailorvit.trunks import SOURCES, TrunkRequest, TrunkSettings, TrunkSource, decodes_trunk, open_trunk, read_tower
+from tailorvit.trunks.sources import _read_random, _read_timm
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def state() -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in model.state_dict().items()}
 
 
-def kept(state: dict[str, torch.Tensor], folder: Path) -> str:
+def saved(state: dict[str, torch.Tensor], folder: Path) -> str:
     save_file(state, folder / "tower.safetensors")
     return str(folder / "tower.safetensors")
 
@@ -42,36 +43,36 @@ def test_random_towers_choose_a_patch_that_divides(size, patch):
     assert open_trunk("random:tiny", size).network.frame.patch == patch
 
 
-def test_the_usual_size_is_the_towers_own_but_at_most_224(state, tmp_path):
-    assert read_tower(kept(state, tmp_path)).usual_size == (32, 32)
+def test_the_default_size_is_the_towers_own_but_at_most_224(state, tmp_path):
+    assert read_tower(saved(state, tmp_path)).default_size == (32, 32)
     big = timm.create_model("vit_tiny_patch16_224", img_size=384, depth=1).state_dict()
-    assert read_tower(kept(big, tmp_path)).usual_size == (224, 224)
+    assert read_tower(saved(big, tmp_path)).default_size == (224, 224)
 
 
 def test_options_say_what_shapes_cannot(state, tmp_path):
-    path = kept(state, tmp_path)
+    path = saved(state, tmp_path)
     assert read_tower(path).frame.heads == 3
     tower = read_tower(f"{path}#heads=6,act=quick_gelu,norm=half")
     assert (tower.frame.heads, tower.frame.act, tower.mean) == (6, "quick_gelu", (0.5, 0.5, 0.5))
 
 
 def test_the_checksum_follows_weights_size_and_cut(state, tmp_path):
-    path = kept(state, tmp_path)
+    path = saved(state, tmp_path)
     first = open_trunk(path, (32, 32)).checksum
     assert open_trunk(path, (32, 32)).checksum == first
     assert open_trunk(path, (48, 48)).checksum != first
     assert open_trunk(path, (32, 32), layers=1).checksum != first
-    assert open_trunk(path, (32, 32), taps=1).checksum != first
+    assert open_trunk(path, (32, 32), feature_layers=1).checksum != first
     state = {**state, "blocks.1.mlp.fc2.bias": state["blocks.1.mlp.fc2.bias"] + 1e-3}
-    assert open_trunk(kept(state, tmp_path), (32, 32)).checksum != first
+    assert open_trunk(saved(state, tmp_path), (32, 32)).checksum != first
 
 
 def test_a_timm_name_brings_heads_activation_and_normalisation():
-    tower = _timm(Asked("timm:x", "vit_xsmall_patch16_clip_224", {}), pretrained=False)
+    tower = _read_timm(TrunkRequest("timm:x", "vit_xsmall_patch16_clip_224", {}), pretrained=False)
     assert (tower.frame.heads, tower.frame.eps, tower.frame.pre_norm) == (4, 1e-5, True)
     assert tower.mean == (0.48145466, 0.4578275, 0.40821073)
     with pytest.raises(TailorError, match="not a plain VisionTransformer"):
-        _timm(Asked("timm:x", "pit_ti_224", {}), pretrained=False)
+        _read_timm(TrunkRequest("timm:x", "pit_ti_224", {}), pretrained=False)
 
 
 DAMAGES = {
@@ -80,18 +81,18 @@ DAMAGES = {
     "has 'blocks.0.attn.q_norm.weight'": lambda s: s.update({"blocks.0.attn.q_norm.weight": torch.ones(64)}),
     "has 'dist_token'": lambda s: s.update({"dist_token": torch.ones(1, 1, 192)}),
     "gated MLPs": lambda s: s.update({"blocks.0.mlp.fc2.weight": torch.ones(192, 384)}),
-    "no square grid": lambda s: s.update({"pos_embed": torch.ones(1, 8, 192)}),
+    "not a square grid": lambda s: s.update({"pos_embed": torch.ones(1, 8, 192)}),
     "has the shape": lambda s: s.update({"blocks.1.norm1.weight": torch.ones(7)}),
-    "no image tower": lambda s: (s.clear(), s.update({"fc.weight": torch.ones(2)})),
+    "not an image tower": lambda s: (s.clear(), s.update({"fc.weight": torch.ones(2)})),
 }
 
 
 @pytest.mark.parametrize("sentence", DAMAGES)
-def test_what_cannot_be_represented_is_named(sentence, state, tmp_path):
+def test_what_is_not_supported_is_named(sentence, state, tmp_path):
     broken = dict(state)
     DAMAGES[sentence](broken)
     with pytest.raises(TailorError, match=sentence):
-        read_tower(kept(broken, tmp_path))
+        read_tower(saved(broken, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -123,21 +124,41 @@ def test_pickles_are_refused(tmp_path):
         read_tower(str(tmp_path / "tower.pt"))
 
 
-def test_an_absent_library_is_told_with_its_extra(monkeypatch):
+def test_an_absent_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(TailorError, match=r"pip install 'tailorvit\[clip\]'"):
         read_tower("open_clip:ViT-B-16@openai")
 
 
 def test_bad_sizes_and_cuts_are_named(state, tmp_path):
-    path = kept(state, tmp_path)
+    path = saved(state, tmp_path)
     with pytest.raises(TailorError, match="nearest are 32 and 48"):
         open_trunk(path, (40, 32))
     with pytest.raises(TailorError, match=r"trunk\.layers must lie between 1 and 2"):
         open_trunk(path, (32, 32), layers=3)
     with pytest.raises(TailorError, match=r"trunk\.taps must lie between 1 and 1"):
-        open_trunk(path, (32, 32), layers=1, taps=2)
-    with pytest.raises(TailorError, match=r"trunk\.batch"):
-        TrunkSettings("random:tiny", batch=0)
+        open_trunk(path, (32, 32), layers=1, feature_layers=2)
+    with pytest.raises(TailorError, match=r"trunk\.taps must be at least 1, not 0"):
+        TrunkSettings("random:tiny", taps=0)
     with pytest.raises(TailorError, match="needs 'source'"):
         TrunkSettings(mirror=True)
+
+
+def test_a_source_from_outside(monkeypatch):
+    def read(request: TrunkRequest):
+        return _read_random(TrunkRequest(request.text, "tiny", {"seed": request.options.get("year", "0")}))
+
+    monkeypatch.setitem(SOURCES, "zoo", TrunkSource("zoo", "towers of a zoo", read, options=("year",)))
+    assert open_trunk("zoo:lion#year=3", (8, 8)).checksum == open_trunk("random:tiny#seed=3", (8, 8)).checksum
+    with pytest.raises(TailorError, match=r"Unknown option of the trunk 'zoo:lion#heads=2' 'heads=2'.*year=VALUE"):
+        read_tower("zoo:lion#heads=2")
+    with pytest.raises(TailorError, match=r"no trunk 'zo:lion'; a trunk can be: .*, zoo:REST"):
+        read_tower("zo:lion")
+    monkeypatch.setitem(SOURCES, "broken", TrunkSource("broken", "returns None", lambda request: None))
+    with pytest.raises(TailorError, match="'broken' returned a NoneType, not a Tower"):
+        read_tower("broken:x")
+
+
+def test_plain_networks_say_whether_they_decode_a_trunk():
+    assert [name for name, plain_class in PLAIN.items() if decodes_trunk(plain_class)] == ["ladder"]
+    assert all(name == source.name and source.summary for name, source in SOURCES.items())

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 
-from tailorvit.trunks import open_trunk
 from tailorvit.trunks.network import PlainTrunk
-from tailorvit.trunks.sources import Asked, from_hf, from_open_clip
+from tailorvit.trunks import TrunkRequest, open_trunk
+from tailorvit.trunks.sources import from_hf, from_open_clip
 
 
 def shaken(model: torch.nn.Module) -> torch.nn.Module:
@@ -34,7 +34,7 @@ def same(trunk, x: torch.Tensor, expected: torch.Tensor) -> None:
     assert float((trunk.network(x) - expected).abs().max()) < 1e-4 * max(1.0, float(expected.abs().max()))
 
 
-def timm_taps(model, x: torch.Tensor) -> torch.Tensor:
+def timm_features(model, x: torch.Tensor) -> torch.Tensor:
     prefixed = model.num_prefix_tokens > 0
     _, blocks = model.forward_intermediates(x, output_fmt="NLC", return_prefix_tokens=prefixed)
     if not prefixed:
@@ -53,7 +53,7 @@ TIMM = {
 
 
 @pytest.mark.parametrize("kind", TIMM)
-def test_a_timm_file_gives_timms_taps(kind, tmp_path):
+def test_a_timm_file_gives_timms_features(kind, tmp_path):
     options = dict(TIMM[kind])
     name, size = options.pop("model"), options.pop("size")
     size = (size, size) if isinstance(size, int) else size
@@ -65,17 +65,17 @@ def test_a_timm_file_gives_timms_taps(kind, tmp_path):
     x = torch.randn(2, 3, *size)
     trunk = open_trunk(path, size)
     with torch.no_grad():
-        same(trunk, x, timm_taps(other, x))
+        same(trunk, x, timm_features(other, x))
     assert trunk.facts["tokens"] == trunk.network(x).shape[2]
     assert trunk.mean[0] == (0.48145466 if kind == "clip" else 0.485)
 
 
-def test_layers_cut_the_tower_and_taps_choose_its_last_outputs(tmp_path):
+def test_layers_cut_the_tower_and_its_last_outputs_are_the_features(tmp_path):
     model = shaken(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=5))
     path, x = saved(model, tmp_path / "tower.safetensors"), torch.randn(2, 3, 32, 32)
-    trunk = open_trunk(path, (32, 32), layers=4, taps=2)
+    trunk = open_trunk(path, (32, 32), layers=4, feature_layers=2)
     with torch.no_grad():
-        same(trunk, x, timm_taps(model, x)[:, 2:4])
+        same(trunk, x, timm_features(model, x)[:, 2:4])
     assert len(trunk.network.blocks) == 4 and (trunk.facts["layers"], trunk.facts["depth"]) == (4, 5)
     assert not any(p.requires_grad for p in trunk.network.parameters())
 
@@ -98,7 +98,7 @@ def test_transformers_clip(prefix, tmp_path):
         expected = torch.stack(model(pixel_values=x, output_hidden_states=True).hidden_states[1:], 1)
     same(trunk, x, expected)
     assert trunk.network.frame.act == "quick_gelu" and trunk.mean[0] == 0.48145466
-    by_name = from_hf(Asked("hf:none", "none", {}), model).trunk((32, 32))
+    by_name = from_hf(TrunkRequest("hf:none", "none", {}), model).trunk((32, 32))
     assert by_name.checksum == trunk.checksum
 
 
@@ -120,7 +120,7 @@ def test_open_clip(openai, tmp_path):
         found = model.forward_intermediates(x, output_fmt="NLC", output_extra_tokens=True)
         pairs = zip(found["image_intermediates_prefix"], found["image_intermediates"], strict=True)
         same(trunk, x, torch.stack([torch.cat(pair, 1) for pair in pairs], 1))
-    by_name = from_open_clip(Asked("open_clip:none", "none", {}), model).trunk((32, 32))
+    by_name = from_open_clip(TrunkRequest("open_clip:none", "none", {}), model).trunk((32, 32))
     assert by_name.checksum == trunk.checksum
 
 

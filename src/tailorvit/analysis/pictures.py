@@ -6,7 +6,7 @@ import base64
 import io
 from pathlib import Path, PurePath
 
-from tailorvit.data.images import Pixels, to_image
+from tailorvit.portable import Pixels, to_image
 
 EXACT = 64  # pixels; up to this side PNG keeps every pixel
 LARGEST = 128  # pixels; a JPEG of this side is about 5 kB

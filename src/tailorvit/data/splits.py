@@ -1,4 +1,4 @@
-"""Splits: train, search and test index lists, stratified by class; arithmetic on label arrays only."""
+"""Splits: index lists for train, search and test, stratified by class. Works on label arrays alone."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SPLITS = ("train", "search", "test")
 
 
 def stratified(labels: Ints, shares: Sequence[float], seed: int, place: str) -> list[Ints]:
-    """Hold parts out of every class, at least one item each; the last list is what is left, never empty.
+    """Hold shares out of every class, at least one image each; the last list holds the rest and is never empty.
 
-    A class too small for one item per part gives to the later parts first, and keeps one.
+    A class too small for one image per list gives to the later lists first, and keeps one for the rest.
     """
     parts: list[list[Ints]] = [[] for _ in range(len(shares) + 1)]
     for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        members = members[generator(seed, "split", place, int(label)).permutation(len(members))]
+        ids = np.flatnonzero(labels == label)
+        ids = ids[generator(seed, "split", place, int(label)).permutation(len(ids))]
         at = 0
         for k, share in enumerate(shares):
             later = len(shares) - k - 1
-            take = max(1, round(share * len(members)))
-            take = max(0, min(take, len(members) - at - 1 - later))
-            parts[k].append(members[at : at + take])
+            take = max(1, round(share * len(ids)))
+            take = max(0, min(take, len(ids) - at - 1 - later))
+            parts[k].append(ids[at : at + take])
             at += take
-        parts[-1].append(members[at:])
+        parts[-1].append(ids[at:])
     return [np.sort(np.concatenate(p)).astype(np.int64) for p in parts]
 
 
@@ -46,7 +46,7 @@ def _check_shares(search_share: float, test_share: float) -> None:
 def make_splits(
     labels: Ints, origin: NDArray[Any], classes: Sequence[str], seed: int, search_share: float, test_share: float
 ) -> dict[str, Ints]:
-    """Splits from where each item was found: "all", or "train" with "val", "test" or both."""
+    """Splits by the origin of each image: "all", or "train" with "val", "test" or both."""
     _check_shares(search_share, test_share)
     where = {part: np.flatnonzero(origin == part).astype(np.int64) for part in ("all", "train", "val", "test")}
     if len(where["all"]):
@@ -64,26 +64,26 @@ def make_splits(
             raise TailorError(f"Class '{classes[label]}' has images in the {part} split but none in train.")
     if len(where["val"]) and len(where["test"]):
         return {"train": where["train"], "search": where["val"], "test": where["test"]}
-    held, kept = stratified(labels[where["train"]], (search_share,), seed, "train")
-    if not len(held):
+    search, train = stratified(labels[where["train"]], (search_share,), seed, "train")
+    if not len(search):
         raise TailorError("Every class has one training image only, so none can be held out for the search split.")
     test = where["test"] if len(where["test"]) else where["val"]
-    return {"train": where["train"][kept], "search": where["train"][held], "test": test}
+    return {"train": where["train"][train], "search": where["train"][search], "test": test}
 
 
-def lacking(splits: Mapping[str, Ints], labels: Ints, classes: Sequence[str]) -> list[str]:
-    """What to say of classes that the search or the test split has no image of: decisions do not see them."""
-    told = []
-    for split, what in (("search", "decisions do not see"), ("test", "the test accuracy does not see")):
+def missing_classes(splits: Mapping[str, Ints], labels: Ints, classes: Sequence[str]) -> list[str]:
+    """A sentence for each of the search and test splits that lacks images of some class."""
+    sentences = []
+    for split, what in (("search", "the search"), ("test", "the test accuracy")):
         missing = [classes[i] for i in np.setdiff1d(np.arange(len(classes)), labels[splits[split]])]
         if missing:
             names = ", ".join(f"'{m}'" for m in missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-            told.append(f"The {split} split has no image of {names}, which {what}.")
-    return told
+            sentences.append(f"The {split} split has no image of {names}, so {what} does not take it into account.")
+    return sentences
 
 
 def restore(saved: Mapping[str, Any], fingerprint: str, total: int) -> dict[str, Ints]:
-    """Splits from a stored record, refused when the data under them is not what it was."""
+    """Splits from a stored record; refused when the data has changed since."""
     if set(saved) != {*SPLITS, "fingerprint"}:
         raise TailorError(
             f"A split record holds {', '.join(SPLITS)} and fingerprint, not {', '.join(map(str, saved))}."
@@ -94,24 +94,24 @@ def restore(saved: Mapping[str, Any], fingerprint: str, total: int) -> dict[str,
             f"recorded {str(saved['fingerprint'])[:12]}."
         )
     splits = {s: np.asarray(saved[s], dtype=np.int64).reshape(-1) for s in SPLITS}
-    every = np.concatenate(list(splits.values()))
-    if len(np.unique(every)) < len(every) or (len(every) and not 0 <= every.min() <= every.max() < total):
+    ids = np.concatenate(list(splits.values()))
+    if len(np.unique(ids)) < len(ids) or (len(ids) and not 0 <= ids.min() <= ids.max() < total):
         raise TailorError(f"The split record does not fit the data: its indices repeat or leave 0..{total - 1}.")
     return splits
 
 
 def record(splits: Mapping[str, Ints], fingerprint: str) -> dict[str, Any]:
-    """Splits as plain data, the form :func:`restore` reads."""
+    """Splits as plain data, which :func:`restore` reads."""
     return {**{s: splits[s].tolist() for s in SPLITS}, "fingerprint": fingerprint}
 
 
-def balanced(ids: Ints, labels: Ints, limit: int, seed: int, split: str) -> Ints:
-    """At most ``limit`` of the ids, spread over the classes as evenly as they allow."""
+def balanced_subset(ids: Ints, labels: Ints, limit: int, seed: int, split: str) -> Ints:
+    """At most ``limit`` of the ids, spread over the classes as evenly as possible."""
     if len(ids) <= limit:
         return ids
     order = ids[generator(seed, "limit", split).permutation(len(ids))]
-    turn = np.zeros(len(order), dtype=np.int64)  # 0 for the first of its class, 1 for the second, ...
+    rank = np.zeros(len(order), dtype=np.int64)  # 0 for the first of its class, 1 for the second, ...
     for label in np.unique(labels[order]):
-        mine = labels[order] == label
-        turn[mine] = np.arange(mine.sum())
-    return np.sort(order[np.argsort(turn, kind="stable")[:limit]])
+        same = labels[order] == label
+        rank[same] = np.arange(same.sum())
+    return np.sort(order[np.argsort(rank, kind="stable")[:limit]])

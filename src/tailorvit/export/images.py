@@ -76,7 +76,7 @@ def images_of(folder: Path, card: Card, source: str | None = None) -> Images:
 def _reopened(folder: Path, source: str | None) -> Data:
     """The run's data with its recorded splits; never a new split, whose test part the run may have trained on."""
     from tailorvit.data import open_data
-    from tailorvit.data.sources import found_again
+    from tailorvit.data.sources import source_of_run
 
     recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
     saved = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def _reopened(folder: Path, source: str | None) -> Data:
     size = asked.get("image_size")
     info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
     return open_data(
-        source or found_again(asked["source"], info),
+        source or source_of_run(asked["source"], info),
         seed=recipe.get("seed", 0),
         image_size=tuple(size) if isinstance(size, list) else size,
         saved=saved,

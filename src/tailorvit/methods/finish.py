@@ -87,7 +87,7 @@ def finish(
     }
     facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
     card = Card(chosen.trial.arch, dict(session.space.fixed), session.data.classes, session.data.preprocessing, facts)
-    save_network(session.run.folder / "network", session.data.attached(chosen.model), card)
+    save_network(session.run.folder / "network", session.data.with_trunk(chosen.model), card)
     _analyse(session, chosen.model)
     return {**result, "seconds": session.run.seconds()}
 

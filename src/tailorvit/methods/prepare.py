@@ -21,7 +21,7 @@ from tailorvit.methods.finetune import StartingNetwork, earlier_splits, read_sta
 from tailorvit.methods.first_space import data_settings, default_limit, fixed_arch, image_size_for, initial_space
 from tailorvit.methods.released import space_of_released
 from tailorvit.methods.session import Plan
-from tailorvit.methods.trunk import behind, open_tower
+from tailorvit.methods.trunk import tower_of, trunk_data
 from tailorvit.space import Space
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def _read_data(
     config: Config, saved_splits: dict[str, Any] | None, start: StartingNetwork | None, device: str
 ) -> tuple[Data, tuple[int, int]]:
     """The data, with a trunk's features in place of images where the recipe has a trunk; and the image size in pixels."""
-    tower = open_tower(config)
-    usual = start.size if start is not None else tower.usual_size if tower is not None else None
+    tower = tower_of(config)
+    usual = start.size if start is not None else tower.default_size if tower is not None else None
     wanted = image_size_for(config)
     data = open_data(
         config.data.source,
@@ -92,7 +92,7 @@ def _read_data(
         earlier=None if start is None else earlier_splits(config),
     )
     high, wide = data.image_size
-    return behind(config, tower, data, device), (high, wide)
+    return trunk_data(config, tower, data, device), (high, wide)
 
 
 def _with_default_limit(config: Config, data: Data) -> Config:

@@ -21,7 +21,7 @@ from tailorvit.arch import Arch
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
 from tailorvit.data import Data
-from tailorvit.data.device import room
+from tailorvit.data.batches import resident_limit
 from tailorvit.errors import TailorError
 from tailorvit.families import family
 from tailorvit.methods.released import load_released
@@ -97,11 +97,11 @@ class Session:
     def batches(self, split: str) -> Batches:
         """A split to go through any number of times: kept in memory where it is small, else read each time."""
         high, wide = self.data.image_size
-        size, on_device = self.config.evaluate.batch, self.config.data.on_device
+        size = self.config.evaluate.batch
         if 4 * self.data.counts[split] * self.data.channels * high * wide >= KEPT_BYTES:
-            return _Stream(lambda: self.data.eval_batches(split, size, self.device, on_device))
+            return _Stream(lambda: self.data.eval_batches(split, size, self.device))
         plain = self.data.eval_batches(split, size)  # no second copy as uint8 beside the floats
-        on_host = self.data.place(split, self.device, on_device) == "host"
+        on_host = self.data.placement(split, self.device) == "host"
         return list(plain) if on_host else [(x.to(self.device), y) for x, y in plain]
 
     def search_batches(self) -> Batches:
@@ -116,17 +116,17 @@ class Session:
 
     def train_batches(self, settings: TrainSettings, stage: str) -> Any:
         """Training batches, whose order belongs to the stage's seed."""
-        seed, on_device = derive(self.seed, stage, "data") % 2**31, self.config.data.on_device
-        where = self.data.place("train", self.device, on_device)
+        seed = derive(self.seed, stage, "data") % 2**31
+        where = self.data.placement("train", self.device)
         if where != "host":
             size = self.data.split_bytes("train") / 2**20
             how = "streamed to" if where == "streamed" else "kept on"
-            limit = room(self.device) / 2**30
+            limit = resident_limit(self.device) / 2**30
             self.log_once(
                 "data", f"Training images are {how} {self.device} as bytes ({size:.0f} MiB; limit {limit:.0f} GiB)."
             )
         augment = self.data.augment(settings.augment)
-        return self.data.train_batches(settings.batch, seed, augment, self.device, on_device)
+        return self.data.train_batches(settings.batch, seed, augment, self.device)
 
     # -- training -----------------------------------------------------------------------------------------------------
 

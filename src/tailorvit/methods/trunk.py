@@ -1,24 +1,26 @@
-"""A run behind a frozen trunk: whether one is wanted, and its outputs in place of the images."""
+"""The frozen trunk of a run, where its family needs one: trunk features in place of images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tailorvit.config import Config
 from tailorvit.data import Data
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, plain_class
-from tailorvit.methods.plan import family_of
+from tailorvit.methods.first_space import family_of
 from tailorvit.trunks import Tower, read_tower
 
+if TYPE_CHECKING:
+    from tailorvit.config import Config
 
-def open_tower(config: Config) -> Tower | None:
-    """The tower of the recipe, or None; a family without its trunk, or the other way round, is told."""
+
+def tower_of(config: Config) -> Tower | None:
+    """The tower of a recipe, or None; a family without the trunk it needs, or the reverse, is an error."""
     source = config.trunk.source
     if config.method == "finetune":
         if source:
-            raise TailorError("Method 'finetune' trains a finished network; trunk.source plays no part, leave it out.")
+            raise TailorError("Method 'finetune' trains a finished network and takes no trunk; leave trunk.source out.")
         return None
     name = family_of(config)
     decodes = plain_class(name).takes_features
@@ -30,21 +32,21 @@ def open_tower(config: Config) -> Tower | None:
     return read_tower(source) if source else None
 
 
-def behind(config: Config, tower: Tower | None, pictures: Data, device: str) -> Data:
-    """The data a run trains on: the images, or the trunk's outputs; too large ones are refused here."""
+def trunk_data(config: Config, tower: Tower | None, images: Data, device: str) -> Data:
+    """The data a run trains on: the images, or their trunk features; refused here if the disk cannot hold them."""
     if tower is None:
-        return pictures
-    from tailorvit.data.taps import TapData
+        return images
+    from tailorvit.data.trunk_features import TrunkFeatureData
 
     settings = config.trunk
-    trunk = tower.trunk(pictures.image_size, pictures.channels, settings.layers, settings.taps)
-    data = TapData(pictures, trunk, settings, device, config.threads)
+    trunk = tower.trunk(images.image_size, images.channels, settings.layers, settings.taps)
+    data = TrunkFeatureData(images, trunk, settings.mirror, device, config.threads)
     data.require_room()
     return data
 
 
-def require_same(data: Data, info: Mapping[str, Any]) -> None:
-    """A run goes on only behind the trunk it began with."""
+def require_same_trunk(data: Data, info: Mapping[str, Any]) -> None:
+    """A run may be resumed only with the trunk it began with."""
     before = info.get("trunk")
     if data.trunk is not None and isinstance(before, Mapping) and before.get("checksum") != data.trunk.checksum:
         raise TailorError(

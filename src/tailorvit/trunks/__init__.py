@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from tailorvit.trunks.settings import TrunkSettings
-from tailorvit.trunks.sources import SOURCES, open_trunk, read_tower
-from tailorvit.trunks.tower import Tower, Trunk
+from tailorvit.trunks.sources import SOURCES, TrunkRequest, TrunkSource, open_trunk, read_tower, tower_from_state
+from tailorvit.trunks.tower import Tower, Trunk, TrunkSettings, decodes_trunk
 
-__all__ = ["SOURCES", "Tower", "Trunk", "TrunkSettings", "open_trunk", "read_tower"]
+__all__ = [
+    "SOURCES",
+    "Tower",
+    "Trunk",
+    "TrunkRequest",
+    "TrunkSettings",
+    "TrunkSource",
+    "decodes_trunk",
+    "open_trunk",
+    "read_tower",
+    "tower_from_state",
+]

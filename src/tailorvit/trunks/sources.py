@@ -1,8 +1,14 @@
-"""Where towers come from: a seeded random one, a weight file, or timm, open_clip and transformers by name."""
+"""Trunk sources: from the text a user gives to a tower. ``SOURCES`` is the table.
+
+A source is asked for as ``NAME:REST``, one with ``suffixes`` by the path of a file; options follow a ``#``, as in
+``tower.safetensors#heads=6,act=quick_gelu``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +19,6 @@ from torch import Tensor, nn
 
 from tailorvit.errors import TailorError, unknown
 from tailorvit.rng import derive
-from tailorvit.trunks.layouts import recognised, tower_frame, tower_state
 from tailorvit.trunks.network import PlainTrunk, TrunkFrame
 from tailorvit.trunks.tower import Stats, Tower, Trunk
 
@@ -25,34 +30,43 @@ NORMS: Mapping[str, Stats] = {
 }
 ACTS = ("gelu", "gelu_tanh", "quick_gelu")
 OPTIONS = ("act", "heads", "norm", "patch", "seed")
-_FILES = (".safetensors", ".pt", ".pth", ".bin")
-# Widths, blocks and heads of the random towers: one for tests, one the size of ViT-S with half its blocks.
-_RANDOM = {"tiny": (32, 4, 2), "small": (384, 6, 6)}
-_OPENAI = "input_resolution"  # a number only OpenAI's own CLIP files carry, whose activation is QuickGELU
+State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A source taken apart: ``KIND:NAME#heads=6,act=quick_gelu``."""
+class TrunkRequest:
+    """A user's text for a trunk, taken apart: ``text`` is all of it, ``name`` what follows "NAME:", or the path."""
 
     text: str
     name: str
     options: Mapping[str, str]
 
-    def whole(self, option: str, default: int) -> int:
+    def whole_number(self, option: str, default: int) -> int:
         """An option that is a whole number of at least 0."""
         value = self.options.get(option, str(default))
         if not value.isdecimal():
             raise TailorError(f"'{option}' of the trunk '{self.text}' must be a whole number, not '{value}'.")
         return int(value)
 
-    def told(self, **known: Any) -> dict[str, Any]:
-        """What names and shapes cannot say, by hand over what a library knows."""
+    def over(self, **known: Any) -> dict[str, Any]:
+        """What names and shapes cannot say: the user's options over what a library knows."""
         if "act" in self.options:
             known["act"] = self.options["act"]
         if "heads" in self.options:
-            known["heads"] = max(self.whole("heads", 1), 1)
+            known["heads"] = max(self.whole_number("heads", 1), 1)
         return known
+
+
+@dataclass(frozen=True)
+class TrunkSource:
+    """One kind of trunk. ``read`` returns the tower; :func:`tower_from_state` makes one from a state dict."""
+
+    name: str
+    summary: str  # one line, for lists of sources
+    read: Callable[[TrunkRequest], Tower]
+    usage: str = ""  # how a user asks for it; empty: NAME:REST
+    suffixes: tuple[str, ...] = ()  # asked for by the path of a file with one of these
+    options: tuple[str, ...] = OPTIONS
 
 
 def open_trunk(
@@ -61,88 +75,278 @@ def open_trunk(
     *,
     channels: int = 3,
     layers: int | None = None,
-    taps: int | None = None,
+    feature_layers: int | None = None,
 ) -> Trunk:
-    """A frozen trunk for images of this size: the first ``layers`` blocks, of which the last ``taps`` are tapped."""
-    return read_tower(source).trunk(image_size, channels, layers, taps)
+    """A trunk for images of this size: the first ``layers`` blocks; the last ``feature_layers`` give the features."""
+    return read_tower(source).trunk(image_size, channels, layers, feature_layers)
 
 
-def read_tower(source: str) -> Tower:
-    """The whole tower of a source."""
-    text, _, behind = source.partition("#")
-    options = dict(_option(pair, source) for pair in behind.split(",") if pair)
-    kind, colon, name = text.partition(":")
-    if Path(text).suffix in _FILES:
-        kind, name = "file", text
-    elif not colon or kind not in SOURCES:
-        choices = ", ".join(f"{k}:NAME" for k in SOURCES if k != "file")
-        raise TailorError(
-            f"There is no trunk '{source}'; give a weight file ({', '.join(_FILES)}) or one of {choices}."
-        )
-    return SOURCES[kind](Asked(source, name, options))
+def read_tower(text: str) -> Tower:
+    """The whole tower that a user's text stands for."""
+    target, _, after = text.partition("#")
+    name, colon, rest = target.partition(":")
+    source = next((s for s in SOURCES.values() if s.suffixes and Path(target).suffix in s.suffixes), None)
+    if source is not None:
+        rest = target
+    elif colon and name in SOURCES and not SOURCES[name].suffixes:
+        source = SOURCES[name]
+    else:
+        choices = ", ".join(s.usage or f"{s.name}:REST" for s in SOURCES.values())
+        raise TailorError(f"There is no trunk '{text}'; a trunk can be: {choices}.")
+    options = dict(_parse_option(pair, text, source) for pair in after.split(",") if pair)
+    tower = source.read(TrunkRequest(text, rest, options))
+    if not isinstance(tower, Tower):
+        raise TailorError(f"The trunk source '{source.name}' returned a {type(tower).__name__}, not a Tower.")
+    return tower
 
 
-def _option(pair: str, source: str) -> tuple[str, str]:
+def _parse_option(pair: str, text: str, source: TrunkSource) -> tuple[str, str]:
     key, equals, value = pair.partition("=")
-    if key not in OPTIONS or not equals:
-        raise unknown(f"option of the trunk '{source}'", pair, (f"{o}=VALUE" for o in OPTIONS))
+    if key not in source.options or not equals:
+        raise unknown(f"option of the trunk '{text}'", pair, (f"{o}=VALUE" for o in source.options))
     for option, choices in (("act", ACTS), ("norm", tuple(NORMS))):
         if key == option and value not in choices:
-            raise unknown(f"'{option}' of the trunk '{source}'", value, choices)
+            raise unknown(f"'{option}' of the trunk '{text}'", value, choices)
     return key, value
 
 
-def _made(asked: Asked, state: Mapping[str, Any], norm: str | Stats | None = None, **known: Any) -> Tower:
-    """A tower of somebody's state dict."""
-    where = f"'{asked.text}'"
-    layout, named = recognised(state, where)
-    frame = tower_frame(named, layout, where, asked.told(**known))
+def tower_from_state(
+    request: TrunkRequest, state: Mapping[str, Any], norm: str | Stats | None = None, **known: Any
+) -> Tower:
+    """A tower from a state dict by the names of timm, open_clip or transformers.
+
+    ``norm`` is a name of ``NORMS`` or mean and deviation; ``known`` may hold heads, act and eps. The user's options
+    come first, then these, then what the layout implies.
+    """
+    where = f"'{request.text}'"
+    layout, named = recognise_layout(state, where)
+    frame = _tower_frame(named, layout, where, request.over(**known))
     clip = layout.clip or frame.pre_norm  # only CLIP's towers have a norm before the blocks
-    chosen = asked.options.get("norm") or norm or ("clip" if clip else "imagenet")
+    chosen = request.options.get("norm") or norm or ("clip" if clip else "imagenet")
     mean, std = NORMS[chosen] if isinstance(chosen, str) else chosen
-    return Tower(asked.text, frame, tower_state(named, frame, where), mean, std)
+    return Tower(request.text, frame, _tower_state(named, frame, where), mean, std)
+
+
+# -- other people's weights by timm's names ---------------------------------------------------------------------------
+
+
+def _unchanged(state: State) -> State:
+    return state
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way of naming weights."""
+
+    name: str
+    anchor: str  # the patch convolution's weight, after any prefix; every such file has it
+    renames: tuple[tuple[str, str], ...]  # regular expressions for whole names, without the prefix
+    clip: bool  # trained by CLIP, with CLIP's normalisation
+    eps: float
+    act: str = "gelu"  # where neither a library nor the user says otherwise
+    reshape: Callable[[State], State] = _unchanged
+
+
+def _add_batch_axis(state: State) -> State:
+    """Tables and tokens with the batch axis that timm gives them."""
+    return {k: v.reshape(1, -1, v.shape[-1]) if k in ("cls_token", "pos_embed") else v for k, v in state.items()}
+
+
+def _join_qkv(state: State) -> State:
+    """As :func:`_add_batch_axis`, and queries, keys and values joined."""
+    out = _add_batch_axis({k: v for k, v in state.items() if not re.search(r"\.attn\.[qkv]\.", k)})
+    for key in state:
+        if ".attn.q." in key:
+            parts = [state.get(key.replace(".attn.q.", f".attn.{part}.")) for part in "qkv"]
+            found = [t for t in parts if t is not None]
+            if len(found) == 3:  # otherwise qkv stays absent, and is named as missing
+                out[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat(found)
+    return out
+
+
+LAYOUTS = (
+    Layout("timm", "patch_embed.proj.weight", ((r"(.*)", r"\1"),), False, 1e-6),
+    Layout(
+        "open_clip",
+        "conv1.weight",
+        (
+            (r"conv1\.(\w+)", r"patch_embed.proj.\1"),
+            (r"class_embedding", "cls_token"),
+            (r"positional_embedding", "pos_embed"),
+            (r"ln_pre\.(\w+)", r"norm_pre.\1"),
+            (r"transformer\.resblocks\.(\d+)\.ln_(\d)\.(\w+)", r"blocks.\1.norm\2.\3"),
+            (r"transformer\.resblocks\.(\d+)\.attn\.in_proj_(\w+)", r"blocks.\1.attn.qkv.\2"),
+            (r"transformer\.resblocks\.(\d+)\.attn\.out_proj\.(\w+)", r"blocks.\1.attn.proj.\2"),
+            (r"transformer\.resblocks\.(\d+)\.mlp\.c_fc\.(\w+)", r"blocks.\1.mlp.fc1.\2"),
+            (r"transformer\.resblocks\.(\d+)\.mlp\.c_proj\.(\w+)", r"blocks.\1.mlp.fc2.\2"),
+            (r"transformer\.resblocks\.(\d+)\.ls_(\d)\.gamma", r"blocks.\1.ls\2.gamma"),
+            (r"transformer\.resblocks\.(.*)", r"blocks.\1"),
+        ),
+        True,
+        1e-5,
+        reshape=_add_batch_axis,
+    ),
+    Layout(
+        "transformers",
+        "embeddings.patch_embedding.weight",
+        (
+            (r"embeddings\.patch_embedding\.(\w+)", r"patch_embed.proj.\1"),
+            (r"embeddings\.class_embedding", "cls_token"),
+            (r"embeddings\.position_embedding\.weight", "pos_embed"),
+            (r"pre_layrnorm\.(\w+)", r"norm_pre.\1"),  # spelt so in the library
+            (r"encoder\.layers\.(\d+)\.layer_norm(\d)\.(\w+)", r"blocks.\1.norm\2.\3"),
+            (r"encoder\.layers\.(\d+)\.self_attn\.([qkv])_proj\.(\w+)", r"blocks.\1.attn.\2.\3"),
+            (r"encoder\.layers\.(\d+)\.self_attn\.out_proj\.(\w+)", r"blocks.\1.attn.proj.\2"),
+            (r"encoder\.layers\.(\d+)\.mlp\.(\w+)\.(\w+)", r"blocks.\1.mlp.\2.\3"),
+            (r"encoder\.layers\.(.*)", r"blocks.\1"),
+        ),
+        True,
+        1e-5,
+        "quick_gelu",
+        _join_qkv,
+    ),
+)
+
+
+def recognise_layout(state: Mapping[str, Any], where: str) -> tuple[Layout, State]:
+    """The layout of a state dict, and its tower by timm's names; a prefix such as ``visual.`` is removed."""
+    for layout in LAYOUTS:
+        prefixes = [
+            k.removesuffix(layout.anchor) for k in state if k == layout.anchor or k.endswith(f".{layout.anchor}")
+        ]
+        # A whole CLIP has one image tower; the shortest prefix is the network's own.
+        for prefix in sorted(prefixes, key=len)[:1]:
+            inside = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            return layout, layout.reshape(dict(_renamed(inside, layout)))
+    known = ", ".join(f"{x.name} ({x.anchor})" for x in LAYOUTS)
+    first = next(iter(state), "nothing")
+    raise TailorError(
+        f"The weights in {where} are not an image tower by the names of {known}; they begin with '{first}'."
+    )
+
+
+def _renamed(state: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    for key, value in state.items():
+        for pattern, name in layout.renames:
+            found = re.fullmatch(pattern, key)
+            if found:
+                yield found.expand(name), value
+                break
+
+
+def _tower_frame(state: State, layout: Layout, where: str, known: Mapping[str, Any]) -> TrunkFrame:
+    """The shape of a tower, from the shapes of its weights; ``known`` holds what they cannot say (heads, act, eps)."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        if name not in state:
+            raise TailorError(f"The tower in {where} lacks '{name}'.")
+        return tuple(state[name].shape)
+
+    embed, channels, patch, across = shape("patch_embed.proj.weight")
+    if patch != across:
+        raise TailorError(f"The tower in {where} has patches of {patch}x{across} px; only square ones are supported.")
+    depth = 1 + max((int(k.split(".")[1]) for k in state if re.match(r"blocks\.\d+\.", k)), default=-1)
+    hidden, inner = shape("blocks.0.mlp.fc1.weight")[0], shape("blocks.0.mlp.fc2.weight")[1]
+    if hidden != inner:
+        raise TailorError(f"The tower in {where} has gated MLPs ({hidden} and {inner} wide), which are not supported.")
+    class_token, registers = "cls_token" in state, shape("reg_token")[1] if "reg_token" in state else 0
+    rows, prefix = shape("pos_embed")[1], int(class_token) + registers
+    with_prefix = math.isqrt(max(rows - prefix, 0)) ** 2 == rows - prefix and rows > prefix
+    alone = math.isqrt(rows) ** 2 == rows
+    if not (with_prefix or alone):
+        raise TailorError(
+            f"The tower in {where} has {rows} positions, which with {prefix} token(s) are not a square grid."
+        )
+    own = with_prefix and not (alone and registers)  # towers with registers have positions for patches only
+    side = math.isqrt(rows - prefix if own else rows)
+    heads = int(known.get("heads", max(embed // 64, 1)))
+    if embed % heads:
+        raise TailorError(f"{heads} heads do not divide the width {embed} of the tower in {where}.")
+    return TrunkFrame(
+        image_size=(side * patch, side * patch),
+        channels=channels,
+        patch=patch,
+        embed=embed,
+        depth=depth,
+        taps=depth,
+        heads=heads,
+        hidden=hidden,
+        act=known.get("act", layout.act),
+        pre_norm="norm_pre.weight" in state,
+        class_token=class_token,
+        registers=registers,
+        prefix_positions=own,
+        layer_scale="blocks.0.ls1.gamma" in state,
+        qkv_bias="blocks.0.attn.qkv.bias" in state,
+        patch_bias="patch_embed.proj.bias" in state,
+        eps=float(known.get("eps", 1e-5 if "norm_pre.weight" in state else layout.eps)),
+    )
+
+
+_AFTER_BLOCKS = ("norm.", "head", "fc_norm.", "attn_pool.", "mask_token", "ln_post.", "proj")  # not used
+
+
+def _tower_state(state: State, frame: TrunkFrame, where: str) -> State:
+    """The weights the frame needs; a missing, misshapen or unsupported one is named in the error."""
+    with torch.device("meta"):
+        wanted = {k: tuple(v.shape) for k, v in PlainTrunk(frame).state_dict().items()}
+    for name, shape in wanted.items():
+        if name not in state:
+            raise TailorError(f"The tower in {where} lacks '{name}'.")
+        if tuple(state[name].shape) != shape:
+            have = tuple(state[name].shape)
+            raise TailorError(f"'{name}' in {where} has the shape {have} where the tower needs {shape}.")
+    for name in state:
+        if name not in wanted and not name.startswith(_AFTER_BLOCKS):
+            raise TailorError(f"The tower in {where} has '{name}', a part that is not supported.")
+    return {k: state[k] for k in wanted}
 
 
 # -- random -----------------------------------------------------------------------------------------------------------
 
+# Width, blocks and heads of the random towers: one for tests, one the size of ViT-S with half its blocks.
+_RANDOM = {"tiny": (32, 4, 2), "small": (384, 6, 6)}
 
-def _random(asked: Asked, size: tuple[int, int] = (224, 224), channels: int = 3) -> Tower:
-    """A tower that has learnt nothing: for tests, and the honest control beside a trained one."""
-    if asked.name not in _RANDOM:
-        raise unknown("random trunk", asked.text, (f"random:{n}" for n in _RANDOM))
-    embed, depth, heads = _RANDOM[asked.name]
+
+def _read_random(request: TrunkRequest, size: tuple[int, int] = (224, 224), channels: int = 3) -> Tower:
+    """An untrained tower: for tests, and as a control beside a trained one."""
+    if request.name not in _RANDOM:
+        raise unknown("random trunk", request.text, (f"random:{n}" for n in _RANDOM))
+    embed, depth, heads = _RANDOM[request.name]
     # At least four patches a side where the size allows it.
     fitting = (p for p in (16, 8, 4, 2) if not any(side % p or side < 4 * p for side in size))
-    patch = asked.whole("patch", next(fitting, 1))
+    patch = request.whole_number("patch", next(fitting, 1))
     if patch < 1 or any(s % patch for s in size):
-        raise TailorError(f"The patch of '{asked.text}' must divide the image size {size[0]}x{size[1]}, not {patch}.")
+        raise TailorError(f"The patch of '{request.text}' must divide the image size {size[0]}x{size[1]}, not {patch}.")
     frame = TrunkFrame(size, channels, patch, embed, depth, depth, heads, 4 * embed)
     with torch.device("meta"):
         shapes = {k: v.shape for k, v in PlainTrunk(frame).state_dict().items()}
-    draw = torch.Generator().manual_seed(derive(asked.whole("seed", 0), "trunk", asked.name))
-    state: dict[str, Tensor] = {}
+    rng = torch.Generator().manual_seed(derive(request.whole_number("seed", 0), "trunk", request.name))
+    state: State = {}
     for name, shape in shapes.items():
         if name.endswith("bias"):
             state[name] = torch.zeros(shape)
         elif "norm" in name:
             state[name] = torch.ones(shape)
-        else:  # unit gain keeps what differs between images alive through all blocks
+        else:  # unit gain keeps the differences between images through all blocks
             gain = shape[1:].numel() ** -0.5 if name.endswith("weight") else 0.5
-            state[name] = gain * torch.randn(shape, generator=draw)
+            state[name] = gain * torch.randn(shape, generator=rng)
     mean, std = ((0.5,) * channels,) * 2
-    return Tower(asked.text, frame, state, mean, std, lambda s, c: _random(asked, s, c))
+    return Tower(request.text, frame, state, mean, std, lambda s, c: _read_random(request, s, c))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
-
-def _file(asked: Asked) -> Tower:
-    state = read_weights(Path(asked.name))
-    return _made(asked, state, **({"act": "quick_gelu"} if _OPENAI in state else {}))
+_OPENAI = "input_resolution"  # only OpenAI's own CLIP files hold this number; their activation is QuickGELU
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name; pickled objects are never loaded. Wrappers such as ``state_dict`` are opened."""
+def _read_file(request: TrunkRequest) -> Tower:
+    state = read_weights(Path(request.name))
+    return tower_from_state(request, state, **({"act": "quick_gelu"} if _OPENAI in state else {}))
+
+
+def read_weights(path: Path) -> State:
+    """Tensors by name; pickled objects are never loaded. Wrappers such as ``state_dict`` are unwrapped."""
     if not path.is_file():
         raise TailorError(f"There is no trunk file '{path}'.")
     try:
@@ -151,7 +355,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
             return dict(load_file(path))
         data: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files raise whatever their reader likes
+    except Exception as error:  # damaged files raise anything
         first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise TailorError(f"The trunk file '{path}' cannot be read as plain tensors: {first}.") from None
     for wrapper in ("state_dict", "model", "model_ema", "teacher"):
@@ -162,7 +366,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {str(k): v for k, v in data.items() if isinstance(v, Tensor)}
 
 
-# -- by name ----------------------------------------------------------------------------------------------------------
+# -- libraries --------------------------------------------------------------------------------------------------------
 
 
 def _library(name: str, extra: str) -> Any:
@@ -172,86 +376,100 @@ def _library(name: str, extra: str) -> Any:
         raise TailorError(f"This trunk needs '{name}': pip install 'tailorvit[{extra}]'.") from None
 
 
-def _fetched(asked: Asked, make: Callable[[], Any]) -> Any:
-    """A network from a library, or one sentence; libraries and their networks fail in many ways."""
+def _load_model(request: TrunkRequest, make: Callable[[], Any]) -> Any:
+    """A network from a library, or one sentence; libraries fail in many ways."""
     try:
         return make()
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise TailorError(
-            f"The trunk '{asked.text}' cannot be loaded ({first}); give a weight file where there is no network."
+            f"The trunk '{request.text}' cannot be loaded ({first}); give a weight file where there is no network."
         ) from error
 
 
-def _act(module: nn.Module, asked: Asked) -> str:
+def _act_name(module: nn.Module, request: TrunkRequest) -> str:
     """The name of an activation module."""
     kind = type(module).__name__.lower()
     if "quick" in kind:
         return "quick_gelu"
     if "gelu" in kind:
         return "gelu_tanh" if "tanh" in kind or getattr(module, "approximate", "none") == "tanh" else "gelu"
-    raise TailorError(f"The trunk '{asked.text}' has the activation {type(module).__name__}; known: {', '.join(ACTS)}.")
+    raise TailorError(
+        f"The trunk '{request.text}' has the activation {type(module).__name__}; known: {', '.join(ACTS)}."
+    )
 
 
-def _timm(asked: Asked, pretrained: bool = True) -> Tower:
+def _read_timm(request: TrunkRequest, pretrained: bool = True) -> Tower:
     import timm
 
-    model = _fetched(asked, lambda: timm.create_model(asked.name, pretrained=pretrained, num_classes=0))
+    model = _load_model(request, lambda: timm.create_model(request.name, pretrained=pretrained, num_classes=0))
     blocks = getattr(model, "blocks", None)
     if type(model).__name__ != "VisionTransformer" or not blocks or not hasattr(blocks[0].attn, "num_heads"):
-        raise TailorError(f"timm's '{asked.name}' is a {type(model).__name__}, not a plain VisionTransformer.")
+        raise TailorError(f"timm's '{request.name}' is a {type(model).__name__}, not a plain VisionTransformer.")
     norm = tuple(map(tuple, (model.default_cfg["mean"], model.default_cfg["std"])))
-    known = {"heads": blocks[0].attn.num_heads, "act": _act(blocks[0].mlp.act, asked), "eps": blocks[0].norm1.eps}
-    return _made(asked, model.state_dict(), cast(Stats, norm), **known)
+    known = {"heads": blocks[0].attn.num_heads, "act": _act_name(blocks[0].mlp.act, request)}
+    return tower_from_state(request, model.state_dict(), cast(Stats, norm), **known, eps=blocks[0].norm1.eps)
 
 
-def _open_clip(asked: Asked) -> Tower:
+def _read_open_clip(request: TrunkRequest) -> Tower:
     library = _library("open_clip", "clip")
-    name, _, weights = asked.name.partition("@")
+    name, _, weights = request.name.partition("@")
     if not weights:
-        raise TailorError(f"'{asked.text}' names no weights; write open_clip:{name}@PRETRAINED.")
-    model = _fetched(asked, lambda: library.create_model(name, pretrained=weights, require_pretrained=True))
-    return from_open_clip(asked, model.visual)
+        raise TailorError(f"'{request.text}' names no weights; write open_clip:{name}@PRETRAINED.")
+    model = _load_model(request, lambda: library.create_model(name, pretrained=weights, require_pretrained=True))
+    return from_open_clip(request, model.visual)
 
 
-def from_open_clip(asked: Asked, visual: nn.Module) -> Tower:
-    """A tower of open_clip's own VisionTransformer, or of the timm network inside one of its wrappers."""
+def from_open_clip(request: TrunkRequest, visual: nn.Module) -> Tower:
+    """A tower from open_clip's own VisionTransformer, or from the timm network inside one of its wrappers."""
     inside = getattr(visual, "trunk", None)
     blocks: Any = (
         inside.blocks if inside is not None else getattr(getattr(visual, "transformer", None), "resblocks", None)
     )
     if not blocks:
-        raise TailorError(f"The image tower of '{asked.text}' is a {type(visual).__name__}, not a vision transformer.")
+        kind = type(visual).__name__
+        raise TailorError(f"The image tower of '{request.text}' is a {kind}, not a vision transformer.")
     first = blocks[0]
-    if inside is not None:
-        known = {"heads": first.attn.num_heads, "act": _act(first.mlp.act, asked), "eps": first.norm1.eps}
-    else:
-        known = {"heads": first.attn.num_heads, "act": _act(first.mlp.gelu, asked), "eps": first.ln_1.eps}
-    norm = getattr(visual, "image_mean", None), getattr(visual, "image_std", None)
-    own = cast(Stats, tuple(map(tuple, norm))) if all(norm) else NORMS["clip"]  # type: ignore[arg-type]
-    return _made(asked, visual.state_dict(), own, **known)
+    act, norm = (first.mlp.act, first.norm1) if inside is not None else (first.mlp.gelu, first.ln_1)
+    known = {"heads": first.attn.num_heads, "act": _act_name(act, request), "eps": norm.eps}
+    stats = getattr(visual, "image_mean", None), getattr(visual, "image_std", None)
+    own = cast(Stats, tuple(map(tuple, stats))) if all(stats) else NORMS["clip"]  # type: ignore[arg-type]
+    return tower_from_state(request, visual.state_dict(), own, **known)
 
 
-def _hf(asked: Asked) -> Tower:
+def _read_hf(request: TrunkRequest) -> Tower:
     library = _library("transformers", "hf")
-    model = _fetched(asked, lambda: library.CLIPVisionModel.from_pretrained(asked.name))
-    return from_hf(asked, model)
+    model = _load_model(request, lambda: library.CLIPVisionModel.from_pretrained(request.name))
+    return from_hf(request, model)
 
 
-def from_hf(asked: Asked, model: Any) -> Tower:
-    """A tower of transformers' CLIPVisionModel."""
+def from_hf(request: TrunkRequest, model: Any) -> Tower:
+    """A tower from transformers' CLIPVisionModel."""
     config = model.config
     acts = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
     if config.hidden_act not in acts:
-        raise TailorError(f"The trunk '{asked.text}' has the activation {config.hidden_act}; known: {', '.join(acts)}.")
+        raise TailorError(
+            f"The trunk '{request.text}' has the activation {config.hidden_act}; known: {', '.join(acts)}."
+        )
     known = {"heads": config.num_attention_heads, "act": acts[config.hidden_act], "eps": config.layer_norm_eps}
-    return _made(asked, model.state_dict(), "clip", **known)
+    return tower_from_state(request, model.state_dict(), "clip", **known)
 
 
-SOURCES: Mapping[str, Callable[[Asked], Tower]] = {
-    "random": _random,
-    "file": _file,
-    "timm": _timm,
-    "open_clip": _open_clip,
-    "hf": _hf,
+# -- the table --------------------------------------------------------------------------------------------------------
+
+SOURCES: dict[str, TrunkSource] = {
+    source.name: source
+    for source in (
+        TrunkSource(
+            "file",
+            "a weight file by the names of timm's ViT, open_clip's image tower or transformers' CLIP vision model",
+            _read_file,
+            "FILE.safetensors (or .pt, .pth, .bin)",
+            (".safetensors", ".pt", ".pth", ".bin"),
+        ),
+        TrunkSource("timm", "a plain VisionTransformer of timm, pretrained", _read_timm, "timm:NAME"),
+        TrunkSource("open_clip", "an image tower of open_clip", _read_open_clip, "open_clip:MODEL@PRETRAINED"),
+        TrunkSource("hf", "a CLIPVisionModel of transformers", _read_hf, "hf:NAME"),
+        TrunkSource("random", "a tower with seeded random weights", _read_random, "random:tiny, random:small"),
+    )
 }

@@ -1,27 +1,52 @@
-"""A tower as it was read, and the trunk made of it: cut short, at the wanted image size, for colour or grey images."""
+"""A tower as it was read, and the trunk made from it: cut to some blocks, at an image size, for colour or grey."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tailorvit.errors import TailorError
 from tailorvit.trunks.network import PlainTrunk, TrunkFrame
 
 Stats = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel
-USUAL = 224  # pixels; towers made for more are slow, so that more has to be asked for
+LARGEST_DEFAULT = 224  # pixels; towers made for more are slow, so a larger size must be set by the user
+_FORBID = {"extra": "forbid"}  # unknown recipe keys are an error
 
 
-@dataclass(frozen=True, eq=False)  # tensors have no single truth to compare
+@dataclass(frozen=True)
+class TrunkSettings:
+    """Which tower and how much of it."""
+
+    __pydantic_config__ = _FORBID
+    source: str = ""  # empty: no trunk
+    layers: int | None = None  # use the first so many blocks
+    taps: int | None = None  # the outputs of the last so many of these are the trunk features
+    mirror: bool = False  # also cache the features of mirrored training images
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "taps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise TailorError(f"trunk.{name} must be at least 1, not {value}.")
+        if not self.source and any(getattr(self, f.name) != f.default for f in fields(self)):
+            raise TailorError("The [trunk] table needs 'source', for example trunk.source = \"random:tiny\".")
+
+
+def decodes_trunk(plain_class: type[nn.Module]) -> bool:
+    """Whether a family's plain network takes trunk features: it then has ``attached(trunk)``."""
+    return hasattr(plain_class, "attached")
+
+
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value to compare
 class Trunk:
-    """A frozen network from images to taps, with how its images are normalised."""
+    """A frozen network from images to trunk features, and how its images are normalised."""
 
     source: str
     network: PlainTrunk
@@ -32,7 +57,7 @@ class Trunk:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What result.json keeps."""
+        """What result.json holds about the trunk."""
         frame = self.network.frame
         return {
             "source": self.source,
@@ -49,21 +74,22 @@ class Trunk:
 
 @dataclass(frozen=True, eq=False)
 class Tower:
-    """Weights by timm's names, whole, at the size they were trained for."""
+    """All weights by timm's names, at the image size they were trained for."""
 
     source: str
     frame: TrunkFrame
     state: Mapping[str, Tensor]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    made_for: Callable[[tuple[int, int], int], Tower] | None = None  # (size, channels): random ones suit any images
+    made_for: Callable[[tuple[int, int], int], Tower] | None = None  # (size, channels): random towers fit any images
 
     @property
-    def usual_size(self) -> tuple[int, int] | None:
-        """The image size when nobody asks for one: the tower's own, at most 224 px a side; None: the data's."""
+    def default_size(self) -> tuple[int, int] | None:
+        """The image size where none is set: the tower's own, at most 224 px a side; None: the data's."""
         if self.made_for is not None:
             return None
-        high, wide = (min(side, max(USUAL // self.frame.patch, 1) * self.frame.patch) for side in self.frame.image_size)
+        most = max(LARGEST_DEFAULT // self.frame.patch, 1) * self.frame.patch
+        high, wide = (min(side, most) for side in self.frame.image_size)
         return high, wide
 
     def trunk(
@@ -71,50 +97,50 @@ class Tower:
         image_size: tuple[int, int] | None = None,
         channels: int = 3,
         layers: int | None = None,
-        taps: int | None = None,
+        feature_layers: int | None = None,
     ) -> Trunk:
-        """The trunk for these images: its first ``layers`` blocks, of which the last ``taps`` are tapped."""
-        size, whole = image_size or self.usual_size or self.frame.image_size, self.frame.depth
+        """The trunk for these images: the first ``layers`` blocks; the last ``feature_layers`` give the features."""
+        size, depth = image_size or self.default_size or self.frame.image_size, self.frame.depth
         if self.made_for is not None and (size, channels) != (self.frame.image_size, self.frame.channels):
-            return self.made_for(size, channels).trunk(size, channels, layers, taps)
-        layers = whole if layers is None else layers
-        taps = layers if taps is None else taps
-        if not 1 <= layers <= whole:
+            return self.made_for(size, channels).trunk(size, channels, layers, feature_layers)
+        layers = depth if layers is None else layers
+        feature_layers = layers if feature_layers is None else feature_layers
+        if not 1 <= layers <= depth:
             raise TailorError(
-                f"trunk.layers must lie between 1 and {whole}, the blocks of '{self.source}', not {layers}."
+                f"trunk.layers must lie between 1 and {depth}, the blocks of '{self.source}', not {layers}."
             )
-        if not 1 <= taps <= layers:
-            raise TailorError(f"trunk.taps must lie between 1 and {layers}, the blocks kept, not {taps}.")
-        _divisible(size, self.frame.patch, self.source)
-        state = {k: v.float() for k, v in self.state.items() if _kept(k, layers)}
-        frame = replace(self.frame, image_size=size, depth=layers, taps=taps)
+        if not 1 <= feature_layers <= layers:
+            raise TailorError(f"trunk.taps must lie between 1 and {layers}, the layers used, not {feature_layers}.")
+        _require_divisible(size, self.frame.patch, self.source)
+        state = {k: v.float() for k, v in self.state.items() if _is_used(k, layers)}
+        frame = replace(self.frame, image_size=size, depth=layers, taps=feature_layers)
         prefix = frame.prefix if frame.prefix_positions else 0
-        state["pos_embed"] = resized(state["pos_embed"], self.frame.grid, frame.grid, prefix)
+        state["pos_embed"] = resize_positions(state["pos_embed"], self.frame.grid, frame.grid, prefix)
         mean, std = self.mean, self.std
         if channels != frame.channels:
-            frame, state, (mean, std) = _grey(frame, state, channels, (mean, std), self.source)
-        with torch.device("meta"):  # drawing weights to replace them would move torch's generator
+            frame, state, (mean, std) = _for_grey(frame, state, channels, (mean, std), self.source)
+        with torch.device("meta"):  # drawing weights only to replace them would move torch's generator
             network = PlainTrunk(frame).eval()
         network.load_state_dict(state, assign=True)
-        return Trunk(self.source, network, mean, std, checksum(network), whole)
+        return Trunk(self.source, network, mean, std, checksum(network), depth)
 
 
-def _kept(name: str, layers: int) -> bool:
+def _is_used(name: str, layers: int) -> bool:
     return not name.startswith("blocks.") or int(name.split(".")[1]) < layers
 
 
-def _divisible(size: tuple[int, int], patch: int, source: str) -> None:
+def _require_divisible(size: tuple[int, int], patch: int, source: str) -> None:
     for side in size:
         if side % patch:
             near = sorted({max(side // patch, 1) * patch, (side // patch + 1) * patch})
             raise TailorError(
-                f"data.image_size {side} is no multiple of the patch of '{source}', {patch} px; the nearest are "
+                f"data.image_size {side} is not a multiple of the patch of '{source}', {patch} px; the nearest are "
                 f"{' and '.join(map(str, near))}."
             )
 
 
-def resized(table: Tensor, old: tuple[int, int], new: tuple[int, int], prefix: int) -> Tensor:
-    """A position table (1, prefix + patches, width) on another grid, bicubic and smoothed when it shrinks, as timm."""
+def resize_positions(table: Tensor, old: tuple[int, int], new: tuple[int, int], prefix: int) -> Tensor:
+    """A position table (1, prefix + patches, width) for another grid: bicubic, antialiased when it shrinks, as timm."""
     if old == new:
         return table
     maps = table[:, prefix:].unflatten(1, old).permute(0, 3, 1, 2)
@@ -122,10 +148,10 @@ def resized(table: Tensor, old: tuple[int, int], new: tuple[int, int], prefix: i
     return torch.cat([table[:, :prefix], maps.permute(0, 2, 3, 1).flatten(1, 2)], 1)
 
 
-def _grey(
+def _for_grey(
     frame: TrunkFrame, state: dict[str, Tensor], channels: int, stats: Stats, source: str
 ) -> tuple[TrunkFrame, dict[str, Tensor], Stats]:
-    """The same tower for grey images: what it would say of the grey image as RGB, its normalisation folded in.
+    """The tower for grey images, with the same outputs as for the grey image in RGB; the normalisation is folded in.
 
     Channel c sees (g - mean_c) / std_c, which is linear in the grey value normalised by any mean and deviation.
     """
@@ -142,7 +168,7 @@ def _grey(
 
 
 def checksum(network: PlainTrunk) -> str:
-    """sha256 over settings, names, shapes and bytes: equal for networks that give equal taps."""
+    """sha256 over settings, names, shapes and bytes: equal for networks that give equal features."""
     digest = hashlib.sha256(json.dumps(network.settings, sort_keys=True).encode())
     for name, tensor in sorted(network.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

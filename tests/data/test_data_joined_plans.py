@@ -1,4 +1,4 @@
-"""Steps carried out together: every batch as it is alone, whatever it was joined with, and fewer kernels."""
+"""Steps made together: every batch equals the one made alone, and fewer kernels are launched."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import torch
 from data_pictures import fill, same
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tailorvit.data import PRESETS, Augment, augment_preset, open_data, store
-from tailorvit.data.device import DeviceBatches
-from tailorvit.data.joined import join, steps_at_once
-from tailorvit.data.stream import PIECE, StreamBatches
+from tailorvit.data import PRESETS, Augment, augment_preset, images, open_data
+from tailorvit.data.augment_batches import join_plans, steps_at_once
+from tailorvit.data.batches import PIECE, DeviceBatches, StreamBatches
 
 CUDA = torch.device("cuda")
 CPU = torch.device("cpu")
@@ -38,7 +37,7 @@ def data(tmp_path_factory):
     return open_data(str(fill(tmp_path_factory.mktemp("r"), {"a": 60, "b": 60, "c": 6})), search_share=0.2)
 
 
-def kept(data, how, batch=8, at_once=1):
+def resident(data, how, batch=8, at_once=1):
     out = data.train_batches(batch, 3, how, "cpu", "always")
     assert isinstance(out, DeviceBatches) and out.at_once == 1  # a CPU has nothing to gain
     out.at_once = at_once
@@ -46,14 +45,14 @@ def kept(data, how, batch=8, at_once=1):
 
 
 def streamed(data, how, batch=8, at_once=1):
-    reading = data.train_batches(batch, 3, how).reading
-    out = StreamBatches(reading, batch, 3, how, data._pool.stored, CPU)
+    reader = data.train_batches(batch, 3, how).reader
+    out = StreamBatches(reader, batch, 3, how, data._images.stored_shape, CPU)
     out.at_once = at_once
     return out
 
 
 class Calls(TorchDispatchMode):
-    """What torch is asked to do, views left out."""
+    """The operations that torch carries out, without views."""
 
     def __init__(self):
         super().__init__()
@@ -74,17 +73,17 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "at_once"), [(8, 4), (7, 3), (1, 5)])
 def test_a_joined_step_is_the_step_alone(data, kind, batch, at_once):
-    alone = kept(data, KINDS[kind], batch)
+    alone = resident(data, KINDS[kind], batch)
     for start in (0, 5):  # 11 steps: the last group is shorter
-        got = list(kept(data, KINDS[kind], batch, at_once).iterate(start, start + 11))
+        got = list(resident(data, KINDS[kind], batch, at_once).iterate(start, start + 11))
         assert len(got) == 11 and all(same(b, alone.at(start + k)) for k, b in enumerate(got))
         assert all(b.x.is_contiguous() and b.x.shape == (batch, 3, 32, 32) for b in got)
 
 
 @needs_fork
 @pytest.mark.parametrize("kind", ["mild", "standard", "jitter", "sometimes mixed"])
-def test_joined_streams_give_the_kept_batches(data, kind):
-    alone = kept(data, KINDS[kind], 45)  # two pieces a step, the second shorter; two steps an epoch
+def test_joined_streams_give_the_batches_of_resident_images(data, kind):
+    alone = resident(data, KINDS[kind], 45)  # two pieces a step, the second shorter; two steps an epoch
     assert len(alone.at(0).y) == 45 > PIECE
     for workers, start in ((0, 0), (1, 1), (2, 3)):
         got = list(streamed(data, KINDS[kind], 45, 3).iterate(start, start + 5, workers))
@@ -92,20 +91,20 @@ def test_joined_streams_give_the_kept_batches(data, kind):
 
 
 def test_ranges_may_be_empty_or_short(data):
-    for batches in (kept(data, KINDS["standard"], 8, 4), streamed(data, KINDS["standard"], 8, 4)):
+    for batches in (resident(data, KINDS["standard"], 8, 4), streamed(data, KINDS["standard"], 8, 4)):
         assert not list(batches.iterate(3, 3, 0))
         assert [same(b, batches.at(6)) for b in batches.iterate(6, 7, 0)] == [True]
 
 
 @pytest.mark.parametrize("kind", ["none", "standard"])
-def test_a_batch_that_was_kept_stays_and_belongs_to_its_holder(data, kind):
-    alone = kept(data, KINDS[kind])
-    for batches in (kept(data, KINDS[kind], 8, 3), streamed(data, KINDS[kind], 8, 3)):
+def test_a_batch_is_not_changed_by_later_ones(data, kind):
+    alone = resident(data, KINDS[kind])
+    for batches in (resident(data, KINDS[kind], 8, 3), streamed(data, KINDS[kind], 8, 3)):
         held = list(batches.iterate(0, 9, 0))
         for k, batch in enumerate(batches.iterate(0, 9, 0)):
             assert same(batch, alone.at(k))
             for tensor in batch:
-                tensor.zero_()  # no later batch feels it
+                tensor.zero_()  # must not change later batches
         assert all(same(b, alone.at(k)) for k, b in enumerate(held))
 
 
@@ -123,22 +122,22 @@ def test_odd_sizes_and_grey_images_join_too():
 
 @needs_fork
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_joined_streams_fill_the_store(tmp_path, monkeypatch, workers):
-    monkeypatch.setattr(store, "_SIGHTS", 1)
+def test_joined_streams_fill_the_cache(tmp_path, monkeypatch, workers):
+    monkeypatch.setattr(images, "_SIGHTINGS", 1)
     root = str(fill(tmp_path / "r", {"a": 50, "b": 50}, size=(61, 47)))
     one = open_data(root, image_size=32, cache_bytes=0)
-    size = int(np.prod(one._pool.stored))
+    size = int(np.prod(one._images.stored_shape))
     data = open_data(root, image_size=32, cache_bytes=one.counts["train"] * size)
-    full = data._pool.store.full
-    full[:] = 0  # mean and deviation have filled it already
+    filled = data._images.cache.filled
+    filled[:] = 0  # mean and deviation have filled it already
     how = KINDS["standard"]
     alone = open_data(root, image_size=32).train_batches(14, 3, how, "cpu", "always")
     stream = streamed(data, how, 14, 3)  # 70 images: 5 steps an epoch, so groups cross its end
     got = list(stream.iterate(0, 10, workers))
     assert len(got) == 10 and all(same(b, alone.at(k)) for k, b in enumerate(got))
-    assert full[: one.counts["train"]].all()
-    full[::3] = 0  # some raw, some from the store
-    assert all(same(b, alone.at(k)) for k, b in enumerate(stream.iterate(5, 10, workers), start=5)) and full.all()
+    assert filled[: one.counts["train"]].all()
+    filled[::3] = 0  # some from files, some from the cache
+    assert all(same(b, alone.at(k)) for k, b in enumerate(stream.iterate(5, 10, workers), start=5)) and filled.all()
 
 
 @needs_fork
@@ -174,7 +173,7 @@ def test_small_batches_on_large_cards_are_joined(monkeypatch):
 def test_joined_steps_take_fewer_kernels(data, kind):
     counts = []
     for at_once in (1, 4):
-        batches = kept(data, KINDS[kind], 16, at_once)
+        batches = resident(data, KINDS[kind], 16, at_once)
         with Calls() as calls:
             assert len(list(batches.iterate(0, 4))) == 4
         counts.append(sum(calls.seen.values()))
@@ -184,18 +183,18 @@ def test_joined_steps_take_fewer_kernels(data, kind):
 
 
 def test_joined_plans_are_grouped_by_what_happens(data):
-    batches = kept(data, KINDS["layers"], 16)
+    batches = resident(data, KINDS["layers"], 16)
     plans = [batches._plan(step) for step in range(3)]
-    whole = join(plans)
-    assert join(plans[:1]) is plans[0] and len(whole.rand) == 3 and whole.mixes == (None,) * 3
-    for k, layer in enumerate(whole.rand):
-        ends = np.cumsum([0, layer.fixed, layer.auto, layer.equal])
+    whole = join_plans(plans)
+    assert join_plans(plans[:1]) is plans[0] and len(whole.rand_layers) == 3 and whole.mixes == (None,) * 3
+    for k, layer in enumerate(whole.rand_layers):
+        ends = np.cumsum([0, layer.fixed_tables, layer.autocontrast, layer.equalise])
         got = [set(whole.arrays[f"{k}.table_at"][a:b].tolist()) for a, b in pairwise(ends)]
         want: list[set[int]] = [set(), set(), set()]
         for n, plan in enumerate(plans):
-            own = plan.rand[k]
-            parts = np.split(plan.arrays[f"{k}.table_at"], np.cumsum([own.fixed, own.auto]))
+            own = plan.rand_layers[k]
+            parts = np.split(plan.arrays[f"{k}.table_at"], np.cumsum([own.fixed_tables, own.autocontrast]))
             for kind, part in zip(want, parts):
                 kind |= set((part + 16 * n).tolist())
-        assert got == want and len(whole.arrays[f"{k}.table"]) == layer.fixed
-        assert layer.turned == len(whole.arrays[f"{k}.turn_at"]) == sum(p.rand[k].turned for p in plans)
+        assert got == want and len(whole.arrays[f"{k}.table"]) == layer.fixed_tables
+        assert layer.affine == len(whole.arrays[f"{k}.affine_at"]) == sum(p.rand_layers[k].affine for p in plans)

@@ -10,11 +10,29 @@ from timm.data import auto_augment
 from timm.data.mixup import Mixup
 
 from tailorvit.data import Augment
-from tailorvit.data.device import mixed
-from tailorvit.data.draws import Mix, cut_box, draw_mix, erase_boxes
-from tailorvit.data.pixels import affine, auto_tables, crop, enhance, equal_tables, resized_crop, through_tables
-from tailorvit.data.randaugment import _blend, apply_layer, draw_rand, factors, maps, read_words, tables
-from tailorvit.data.transforms import crop_boxes, shift_flip, timm_rand, windows
+from tailorvit.data.augment import crop_boxes, crop_lines, shift_flip, timm_randaugment
+from tailorvit.data.augment_batches import (
+    Mix,
+    affine_maps,
+    apply_affine,
+    apply_layer,
+    apply_mix,
+    apply_tables,
+    autocontrast_tables,
+    blend_factors,
+    blend_rows,
+    crop,
+    cutmix_box,
+    draw_mix,
+    draw_ops,
+    draw_randaugment,
+    enhance,
+    equalise_tables,
+    erase_boxes,
+    fixed_tables,
+    parse_randaugment,
+    resized_crop,
+)
 from tailorvit.rng import generator
 
 FILL = (100, 110, 120)
@@ -47,7 +65,7 @@ def difference(a, b):
 def test_crop_equals_the_hosts(channels, pad, flip):
     x, _ = pictures((16, 20), channels=channels)
     want = shift_flip(x, (12, 14), pad, flip, generator(5))
-    rows, cols = windows(6, channels, (16, 20), (12, 14), pad, flip, generator(5))
+    rows, cols = crop_lines(6, channels, (16, 20), (12, 14), pad, flip, generator(5))
     lines = torch.from_numpy(np.concatenate([rows, cols], 1).astype(np.int16))
     assert torch.equal(crop(x, torch.arange(6), torch.arange(channels), lines, (12, 14)), want)
 
@@ -68,12 +86,12 @@ def test_resized_crop_equals_pillows(size):
 def test_autocontrast_and_equalise_are_pillows():
     for channels in (1, 3):
         x, images = pictures(channels=channels)
-        for make, op in ((auto_tables, ImageOps.autocontrast), (equal_tables, ImageOps.equalize)):
-            out = through_tables(x, [make(x)])
+        for make, op in ((autocontrast_tables, ImageOps.autocontrast), (equalise_tables, ImageOps.equalize)):
+            out = apply_tables(x, [make(x)])
             assert torch.equal(out, stacked(map(op, images))) and not torch.equal(out, x)
     noise = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (4, 3, 31, 33), dtype=np.uint8))
     want = stacked([ImageOps.equalize(Image.fromarray(n.permute(1, 2, 0).numpy())) for n in noise])
-    assert torch.equal(through_tables(noise, [equal_tables(noise)]), want)
+    assert torch.equal(apply_tables(noise, [equalise_tables(noise)]), want)
 
 
 @pytest.mark.parametrize("op", ["Brightness", "Contrast", "Color", "Sharpness"])
@@ -82,7 +100,7 @@ def test_enhancements_are_pillows(op, size):
     for channels in (1, 3):
         x, images = pictures(size, channels=channels)
         for factor in (0.1, 0.55, 1.0, 1.9):
-            how = torch.from_numpy(_blend(op, np.full(6, factor)).astype(np.float32))
+            how = torch.from_numpy(blend_rows(op, np.full(6, factor)).astype(np.float32))
             want = stacked([getattr(ImageEnhance, op)(i).enhance(factor) for i in images])
             assert torch.equal(enhance(x, how), want)
 
@@ -101,8 +119,8 @@ def test_tables_are_timms(name, monkeypatch):
     for level in LEVELS:
         if (name, level) in {("Posterize", 0.0), ("PosterizeIncreasing", 10.0)}:
             continue  # timm asks for no bits at all there, which Pillow 13 refuses
-        table = torch.from_numpy(tables(name, np.full(6, level)))[:, None].expand(-1, 3, -1)
-        assert torch.equal(through_tables(x, [table]), timms(name, level, images, monkeypatch, False))
+        table = torch.from_numpy(fixed_tables(name, np.full(6, level)))[:, None].expand(-1, 3, -1)
+        assert torch.equal(apply_tables(x, [table]), timms(name, level, images, monkeypatch, False))
 
 
 @pytest.mark.parametrize("name", ["Brightness", "Contrast", "Color", "Sharpness"])
@@ -110,7 +128,7 @@ def test_strengths_of_enhancements_are_timms(name, monkeypatch):
     x, images = pictures()
     for level in LEVELS:
         for full, sign in ((name, 1), (f"{name}Increasing", 1), (f"{name}Increasing", -1)):
-            how = _blend(full, factors(full, np.full(6, level), np.full(6, sign)))
+            how = blend_rows(full, blend_factors(full, np.full(6, level), np.full(6, sign)))
             want = timms(full, level, images, monkeypatch, sign < 0)
             assert torch.equal(enhance(x, torch.from_numpy(how.astype(np.float32))), want)
 
@@ -121,19 +139,25 @@ def test_turns_and_shifts_are_close_to_timms(name, monkeypatch):
     fill = torch.tensor(FILL, dtype=torch.uint8)[:, None, None]
     for level in LEVELS:
         for sign in (1.0, -1.0):
-            look = maps(name, np.full(6, level), np.full(6, sign), (32, 40)).astype(np.float32)
-            out = affine(x, torch.from_numpy(look), fill)
+            look = affine_maps(name, np.full(6, level), np.full(6, sign), (32, 40)).astype(np.float32)
+            out = apply_affine(x, torch.from_numpy(look), fill)
             far = difference(out, timms(name, level, images, monkeypatch, sign < 0))
             assert far.mean() < 0.6 and far.max() <= 8  # of 255; torch's cubic is a little softer
     assert difference(out, x).mean() > 5 and (out == fill).all(1).any()
 
 
-def test_words_are_read_as_timm_reads_them():
-    words = read_words("rand-m9-mstd0.5-inc1", (32, 32), (0.5, 0.4, 0.3))
-    want = timm_rand("rand-m9-mstd0.5-inc1", (32, 32), (0.5, 0.4, 0.3))
-    assert words.ops == tuple(op.name for op in want.ops) and len(words.ops) == 15
-    assert (words.layers, words.chance, words.magnitude, words.spread, words.top) == (2, 0.5, 9.0, 0.5, 10.0)
-    other = read_words("rand-m3-n4-p0.7-mmax20-mstd101-tweights", (32, 32), (0.5,))
+def test_the_notation_is_read_as_timm_reads_it():
+    settings = parse_randaugment("rand-m9-mstd0.5-inc1", (32, 32), (0.5, 0.4, 0.3))
+    want = timm_randaugment("rand-m9-mstd0.5-inc1", (32, 32), (0.5, 0.4, 0.3))
+    assert settings.ops == tuple(op.name for op in want.ops) and len(settings.ops) == 15
+    assert (settings.layers, settings.chance, settings.magnitude, settings.spread, settings.top) == (
+        2,
+        0.5,
+        9.0,
+        0.5,
+        10.0,
+    )
+    other = parse_randaugment("rand-m3-n4-p0.7-mmax20-mstd101-tweights", (32, 32), (0.5,))
     assert (other.layers, other.chance, other.spread, other.top) == (4, 0.7, np.inf, 20.0)
     assert other.weights is not None and sum(other.weights) == pytest.approx(1)
 
@@ -142,42 +166,45 @@ def test_words_are_read_as_timm_reads_them():
 def test_layers_do_to_each_image_what_was_drawn(text):
     """A batch through the groups equals each image through its own op alone."""
     x, _ = pictures(count=40)
-    words = read_words(text, (32, 40), (0.4, 0.45, 0.5))
+    settings = parse_randaugment(text, (32, 40), (0.4, 0.45, 0.5))
     fill = torch.tensor([102, 115, 128], dtype=torch.uint8)[:, None, None]
-    layers, arrays = draw_rand(words, 40, (32, 40), generator(2))
+    layers, arrays = draw_randaugment(settings, 40, (32, 40), generator(2))
     sent = {k: torch.from_numpy(v) for k, v in arrays.items()}
-    assert len(layers) == words.layers
+    assert len(layers) == settings.layers
     for layer in layers:
-        before, counts = x.clone(), (layer.turned, layer.fixed + layer.auto + layer.equal, layer.blended)
+        before, counts = (
+            x.clone(),
+            (layer.affine, layer.fixed_tables + layer.autocontrast + layer.equalise, layer.blends),
+        )
         apply_layer(x, layer, sent, fill)
-        parts = [sent[f"{layer.name}.{p}_at"] for p in ("turn", "table", "blend")]
+        parts = [sent[f"{layer.name}.{p}_at"] for p in ("affine", "table", "blend")]
         assert tuple(map(len, parts)) == counts
         touched = torch.cat(parts)
-        assert len(touched.unique()) == len(touched) and (sum(counts) == 40) == (words.chance == 1)
+        assert len(touched.unique()) == len(touched) and (sum(counts) == 40) == (settings.chance == 1)
         rest = torch.ones(40, dtype=torch.bool)
         rest[touched] = False
         assert torch.equal(x[rest], before[rest])
         for k, i in enumerate(parts[0].tolist()):
-            assert torch.equal(x[i : i + 1], affine(before[i : i + 1], sent[f"{layer.name}.turn"][k : k + 1], fill))
+            assert torch.equal(
+                x[i : i + 1], apply_affine(before[i : i + 1], sent[f"{layer.name}.affine"][k : k + 1], fill)
+            )
         for k, i in enumerate(parts[1].tolist()):
             one = before[i : i + 1]
-            if k < layer.fixed:
+            if k < layer.fixed_tables:
                 table = sent[f"{layer.name}.table"][k][None, None].expand(1, 3, -1)
             else:
-                table = (auto_tables if k < layer.fixed + layer.auto else equal_tables)(one)
-            assert torch.equal(x[i : i + 1], through_tables(one, [table]))
+                table = (autocontrast_tables if k < layer.fixed_tables + layer.autocontrast else equalise_tables)(one)
+            assert torch.equal(x[i : i + 1], apply_tables(one, [table]))
         for k, i in enumerate(parts[2].tolist()):
             assert torch.equal(x[i : i + 1], enhance(before[i : i + 1], sent[f"{layer.name}.blend"][k : k + 1]))
 
 
 def test_weighted_ops_follow_their_weights_and_do_not_repeat():
-    from tailorvit.data.randaugment import _choices
-
-    words = read_words("rand-m9-p1-tweights", (32, 32), (0.5,))
-    chosen = _choices(words, 4000, generator(0))
+    settings = parse_randaugment("rand-m9-p1-tweights", (32, 32), (0.5,))
+    chosen = draw_ops(settings, 4000, generator(0))
     assert (chosen[0] != chosen[1]).all()
-    share = np.bincount(chosen[0], minlength=len(words.ops)) / 4000
-    assert np.abs(share - np.asarray(words.weights)).max() < 0.03
+    share = np.bincount(chosen[0], minlength=len(settings.ops)) / 4000
+    assert np.abs(share - np.asarray(settings.weights)).max() < 0.03
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.77, 1.0])
@@ -192,7 +219,7 @@ def test_mixing_equals_timms(share, monkeypatch):
         want, soft = timm(x.clone(), y)
         mine, target = x.clone(), smooth.clone()
         if share < 1:  # timm leaves the batch alone at 1
-            mixed(mine, target, cut_box(share, (8, 10), 3, 7) if cut else Mix(share))
+            apply_mix(mine, target, cutmix_box(share, (8, 10), 3, 7) if cut else Mix(share))
         assert torch.equal(mine, want) and torch.allclose(target, soft, atol=1e-7)
 
 
