@@ -79,6 +79,23 @@ def test_the_file_is_searched_and_never_trained(tmp_path, file, monkeypatch):
     assert result["search_accuracy"] == pytest.approx(accuracy(network.model, batches, "cpu"))
 
 
+@torch.no_grad()
+def test_the_space_gets_the_eps_of_the_file(tmp_path, file):
+    """The network computes what the released code computes, although the recipe's space has another eps."""
+    from tailorvit import load
+    from tailorvit.arch import Arch
+    from tailorvit.config import parse_recipe
+
+    result = run(tmp_path, recipe(file, space=SPACE.with_fixed(eps=0.1).to_dict()))
+    network, arch = load(tmp_path / "run"), Arch.from_dict(result["arch"])
+    assert network.model.settings["eps"] == 1e-5 and result["fixed"]["eps"] == 1e-5
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    expected = autoformer_reference(torch.load(file, weights_only=True)["model"], x, arch, 16, 2)
+    torch.testing.assert_close(network(x), expected, atol=1e-4, rtol=1e-4)
+    saved = parse_recipe((tmp_path / "run" / "recipe.toml").read_text(), "recipe.toml")
+    assert saved["space"]["fixed"]["eps"] == 1e-5, "a resumed run builds the same supernet"
+
+
 def test_a_killed_run_goes_on_without_the_file(tmp_path, file, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
