@@ -203,7 +203,7 @@ def test_what_is_no_onnx_file(tmp_path, monkeypatch):
         OnnxNetwork(tmp_path / "text.onnx")
     assert "\n" not in str(caught.value)
     network = OnnxNetwork(tmp_path / "three.onnx")
-    with pytest.raises(TailorError, match=r"answers with shape \(1, 2\) for its 3 classes"):
+    with pytest.raises(TailorError, match=r"returns the shape \(1, 2\) for its 3 classes"):
         network.predict(np.zeros((1, 1, 12, 10), np.float32))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(TailorError, match="needs onnxruntime: pip install"):

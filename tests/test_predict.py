@@ -20,7 +20,8 @@ from tailorvit import predict as module
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, load, save_network
 from tailorvit.families import family
-from tailorvit.predict import Prediction, images_below, open_classifier, predict, run_predict
+from tailorvit.portable import image_files
+from tailorvit.predict import Prediction, load_classifier, predict, run_predict
 
 CLASSES = ("cat", "dog", "owl", "a, b")
 FIXED = {"image_size": (8, 8), "patch": 4, "channels": 1, "classes": 4, "head_dim": 8, "reach": 2}
@@ -146,7 +147,7 @@ def test_a_run_folder_and_what_is_none(network, photos, tmp_path):
     assert next(predict(tmp_path / "run", photos / "a.png")) == next(predict(network, photos / "a.png"))
     with pytest.raises(TailorError, match=r"'.*photos' holds no finished network"):
         predict(photos, photos)
-    with pytest.raises(TailorError, match=r"notes\.txt' is no network: give a run folder, a network folder or"):
+    with pytest.raises(TailorError, match=r"notes\.txt' is not a network: give a run folder, a network folder or"):
         predict(photos / "notes.txt", photos)
     with pytest.raises(TailorError, match="There is no ONNX file"):
         predict(tmp_path / "none.onnx", photos)
@@ -157,14 +158,14 @@ def test_names_of_classes_are_told_apart(network, tmp_path):
     card = json.loads((tmp_path / "n" / "network.json").read_text())
     (tmp_path / "n" / "network.json").write_text(json.dumps(card | {"classes": ["a", "b", "a", "c"]}))
     with pytest.raises(TailorError, match="two classes called 'a'"):
-        open_classifier(tmp_path / "n")
+        load_classifier(tmp_path / "n")
 
 
 def test_an_answer_that_is_no_number(network, photos, monkeypatch):
-    real = open_classifier(network)
+    real = load_classifier(network)
     broken = module.Classifier(real.classes, real.preprocessing, lambda x: real.probabilities(x) * np.float32("nan"))
-    monkeypatch.setattr(module, "open_classifier", lambda _: broken)
-    assert [p.error for p in predict(network, photos / "a.png")] == ["the network's answer is not a number"]
+    monkeypatch.setattr(module, "load_classifier", lambda _: broken)
+    assert [p.error for p in predict(network, photos / "a.png")] == ["the network's output is not a number"]
 
 
 def test_pictures_are_read_a_batch_at_a_time(network, photos, monkeypatch, tmp_path):
@@ -238,8 +239,9 @@ def test_options_are_checked(network, photos):
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path):
-    (item,) = images_below(tmp_path / "gone")
-    assert item.error == "the folder cannot be listed: no such file or directory"
+    assert list(image_files(tmp_path / "gone")) == [
+        (tmp_path / "gone", "the folder cannot be listed: no such file or directory")
+    ]
 
 
 # -- standard input ----------------------------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ def test_bytes_that_are_neither(network, tmp_path):
     for data in (b"", b"\n\n"):
         with pytest.raises(TailorError, match="Standard input is empty"):
             predict(network, "-", stdin=io.BytesIO(data))
-    with pytest.raises(TailorError, match="can be read once only"):
+    with pytest.raises(TailorError, match="can be read only once"):
         predict(network, ["-", "-"], stdin=io.BytesIO(whole))
 
 

@@ -70,6 +70,15 @@ def test_import_then_predict(here, released):
     assert {"cat", "dog", "horse"} <= set(json.dumps(answer).replace('"', " ").split())
 
 
+@pytest.mark.parametrize("eps", [None, 0.1])
+def test_an_imported_autoformer_has_the_released_eps(here, released, eps):
+    fixed = {k: v for k, v in {**ARCH["fixed"], "eps": eps}.items() if v is not None}
+    (here / "other.json").write_text(json.dumps({**ARCH, "fixed": fixed}))
+    import_checkpoint("supernet.pth", "other.json", out="net")
+    network = tailorvit.load(here / "net")
+    assert network.card.fixed["eps"] == network.model.settings["eps"] == 1e-5
+
+
 def test_a_named_architecture_and_its_place(here):
     named = named_arch("deit-ti")
     model = family("vit").build(family("vit").frame({**named.fixed, "classes": 4}), named.arch)

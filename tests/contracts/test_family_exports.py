@@ -43,7 +43,7 @@ def test_timm_opens_it_and_stages_give_their_maps(taken, tmp_path):
     family, frame, folder, model = taken
     import timm
 
-    import tailorvit.export.timm_models  # noqa: F401 - registers the entry point
+    import tailorvit.for_timm  # noqa: F401 - registers the model name
 
     place = export(folder, "timm", tmp_path / "timm", check=False).path
     x = torch.randn(2, frame.channels, *frame.image_size)

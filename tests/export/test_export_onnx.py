@@ -112,5 +112,5 @@ def test_a_difference_that_is_not_rounding_is_an_error():
         compared(good, good + 6e-3)
     with pytest.raises(TailorError, match="shape"):
         compared(good, good[:, :1])
-    with pytest.raises(TailorError, match="numbers that are none"):
+    with pytest.raises(TailorError, match="not finite"):
         compared(good, good * float("nan"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from tailorvit.errors import TailorError
-from tailorvit.export import EXPORTERS, export, load, safetensors_format
+from tailorvit.export import EXPORTERS, Exporter, compared, export, formats, load
 from tailorvit.export.base import fresh_logits
 
 
@@ -21,7 +22,7 @@ def test_an_export_replaces_an_earlier_one(made, tmp_path):
     assert first.path == again.path == out
     assert sorted(p.name for p in out.iterdir()) == ["network.pt2", "tailorvit-export.json"]
     assert [p.name for p in out.parent.iterdir()] == ["out"]
-    assert "Not checked: not asked for" in again.lines()
+    assert "Not checked: switched off" in again.lines()
 
 
 def test_the_record_beside_the_files_holds_the_facts(made, tmp_path):
@@ -67,7 +68,7 @@ def test_a_failed_export_leaves_the_old_one_and_nothing_else(made, tmp_path, mon
             network.model.head.bias += 1
         return network
 
-    monkeypatch.setattr(safetensors_format, "load", wrong)
+    monkeypatch.setattr(formats, "load", wrong)
     with pytest.raises(TailorError, match="logits are off"):
         export(made.run, "safetensors", out)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
@@ -112,16 +113,17 @@ def test_without_its_data_an_export_is_checked_on_noise_and_says_so(made, tmp_pa
     shutil.copytree(made.run, tmp_path / "run", ignore=shutil.ignore_patterns("export"))
     change(tmp_path / "run")
     done = export(tmp_path / "run", "safetensors", images=4)
-    assert done.facts["checked_on"].startswith("random images: the run's data cannot be opened (")
+    assert done.facts["checked_on"].startswith("random images: the run's data cannot be read (")
     assert word in done.facts["checked_on"] and word in "\n".join(done.lines())
     assert word not in (done.path / "tailorvit-export.json").read_text(), "the reason may name folders of this machine"
 
 
 def test_an_export_that_needs_tailorvit_or_fails_does_not_pass(tmp_path):
     x = torch.zeros(1, 2)
-    with pytest.raises(TailorError, match="fresh process: needs tailorvit"):
-        fresh_logits("import tailorvit.errors\nlogits = lambda x: x", tmp_path, x)
-    with pytest.raises(TailorError, match="fresh process: ZeroDivisionError"):
+    with pytest.raises(TailorError, match="new process: needs tailorvit"):
+        fresh_logits("import tailorvit.errors\nlogits = lambda x: x", tmp_path, x, alone=True)
+    assert fresh_logits("import tailorvit.errors\nlogits = lambda x: x", tmp_path, x).equal(x)
+    with pytest.raises(TailorError, match="new process: ZeroDivisionError"):
         fresh_logits("1 / 0", tmp_path, x)
 
 
@@ -140,3 +142,28 @@ def test_a_namesake_in_the_working_folder_is_not_the_library(made, tmp_path, mon
     (tmp_path / "timm.py").write_text("raise SystemExit('not timm')")
     monkeypatch.chdir(tmp_path)
     assert export(made.run.resolve(), "timm", tmp_path / "out").facts["max_difference"] <= 1e-4
+
+
+# -- formats from outside ---------------------------------------------------------------------------------------------
+
+
+def test_a_format_from_outside(made, tmp_path, monkeypatch):
+    def write(job):
+        weight = job.network.model.head.weight.detach().numpy()
+        np.save(job.out / "head.npy", weight)
+        assert job.source == made.run and job.images.origin == "test images of the run"
+        assert job.x.shape == (5, 1, 8, 8) and job.expected.shape == (5, len(job.network.card.classes))
+        return compared(job.expected, job.network(job.x)) if job.check else {}
+
+    def needy(job):
+        import a_module_nobody_has  # noqa: F401
+
+    for exporter in (Exporter("head", "the head alone", None, write), Exporter("needy", "", "needy[all]", needy)):
+        monkeypatch.setitem(EXPORTERS, exporter.name, exporter)
+    done = export(made.run, "head", tmp_path / "out", images=5)
+    assert done.files == ("head.npy",) and done.facts["max_difference"] == 0 and "Checked on 5" in done.lines()[1]
+    with pytest.raises(TailorError, match=r"The format needy needs 'a_module_nobody_has': pip install 'needy\[all\]'"):
+        export(made.run, "needy", tmp_path / "needy")
+    assert not (tmp_path / "needy").exists()
+    monkeypatch.setitem(EXPORTERS, "bare", Exporter("bare", "", None, lambda job: {}))
+    assert "Not checked: the format has no check" in export(made.run, "bare", tmp_path / "bare").lines()
