@@ -23,7 +23,7 @@ from transformers.image_processing_base import BatchFeature
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from tailorvit.export.network import plain_class
-from tailorvit.portable import MARGIN, Preprocessing, image_list, prepare
+from tailorvit.portable import MARGIN, Preprocessing, checked_size, image_list, prepare
 
 
 class TailorVitConfig(PretrainedConfig):  # type: ignore[misc]
@@ -103,7 +103,7 @@ class TailorVitImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.image_size, self.channels, self.margin = tuple(image_size), channels, margin
+        self.image_size, self.channels, self.margin = checked_size(image_size), channels, margin
         self.mean, self.std, self.interpolation = tuple(mean), tuple(std), interpolation
         self._how()  # bad values are found here
 

@@ -186,7 +186,7 @@ def from_array(array: NDArray[Any]) -> Image.Image:
         )
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
-        if not (0 <= low and high <= 1):
+        if not (low >= 0 and high <= 1):
             raise TailorError(f"A float image array holds values from 0 to 1, not from {low:g} to {high:g}.")
         array = np.rint(array * 255).astype(np.uint8)
     if array.dtype != np.uint8:
@@ -289,9 +289,11 @@ def image_list(images: Source | Iterable[Source]) -> tuple[list[Source], bool]:
 
     if isinstance(images, str | Path) and is_folder(Path(images)):
         files = list(image_files(Path(images)))
-        problem = next((f"'{path}': {why}" for path, why in files if why is not None), None)
-        if problem or not files:
-            raise TailorError(f"There are no images in or below '{images}'." if not files else f"Cannot read {problem}.")
+        if not files:
+            raise TailorError(f"There are no images in or below '{images}'; known endings: {', '.join(SUFFIXES)}.")
+        for path, problem in files:
+            if problem is not None:
+                raise TailorError(f"'{path}': {problem}.")
         return [path for path, _ in files], True
     if isinstance(images, np.ndarray) and images.ndim == 4:
         return list(images), True

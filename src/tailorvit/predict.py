@@ -126,12 +126,11 @@ def classify(classifier: Classifier, items: Iterator[Item], batch: int = BATCH) 
         while group := list(islice(items, batch)):
             prepared = list(threads.map(read, group))
             arrays = [x for x in prepared if not isinstance(x, str)]
-            scores = iter(classifier.probabilities(np.stack(arrays)) if arrays else ())
+            scores: Iterator[Floats] = iter(classifier.probabilities(np.stack(arrays)) if arrays else ())
             for item, x in zip(group, prepared):
-                result = x if isinstance(x, str) else next(scores)
-                if not isinstance(result, str) and not np.isfinite(result).all():
-                    result = "the network's output is not a number"
-                yield item, result
+                found = x if isinstance(x, str) else next(scores)
+                bad = not isinstance(found, str) and not np.isfinite(found).all()
+                yield item, "the network's output is not a number" if bad else found
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
@@ -212,7 +211,8 @@ def _stdin_items(stdin: BinaryIO, recursive: bool) -> Iterator[Item]:
         raise TailorError("Standard input is empty; give it the bytes of one image, or paths, one per line.")
     if b"\0" in head or _has_signature(head):
         head += stdin.read()
-        if b"\0" in head or _is_image(head):  # a path may begin like an image: "BMW/1.jpg" like a bitmap, "P1/" like PNM
+        # A path may begin like an image: "BMW/1.jpg" like a bitmap, "P1/" like PNM.
+        if b"\0" in head or _is_image(head):
             return iter([Item(STDIN, head)])
     begun = (head if head.endswith(b"\n") else head + stdin.readline()).split(b"\n")
     return _listed_items(chain(begun, stdin), recursive)

@@ -143,6 +143,8 @@ def test_a_left_over_tensor_is_named():
 
 
 def test_foreign_names_are_no_kind():
-    with pytest.raises(TailorError, match=r"names \(such as 'conv1\.weight'\) are of no known kind\. Known: AutoFormer"):
+    with pytest.raises(
+        TailorError, match=r"names \(such as 'conv1\.weight'\) are of no known kind\. Known: AutoFormer"
+    ):
         recognise({"conv1.weight": torch.zeros(64, 3, 7, 7)})
     assert all(loader.name == key and loader.families for key, loader in LOADERS.items())

@@ -20,7 +20,7 @@ from tailorvit.arch import Arch
 from tailorvit.checkpoints.files import State
 from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
-from tailorvit.families import family, with_fixed
+from tailorvit.families import family
 from tailorvit.plain.network import hidden_width
 from tailorvit.plain.relative import table_rows
 from tailorvit.plain.vit import Frame

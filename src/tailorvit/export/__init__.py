@@ -75,7 +75,11 @@ def export(
         checked = "max_difference" in facts
         facts = {
             **({"checked_on": found.origin, "images": len(x)} if checked else {}),
-            **({} if checked or "unchecked" in facts else {"unchecked": "the format has no check" if check else "switched off"}),
+            **(
+                {}
+                if checked or "unchecked" in facts
+                else {"unchecked": "the format has no check" if check else "switched off"}
+            ),
             **facts,
             "bytes": {name: (beside / name).stat().st_size for name in files},
         }

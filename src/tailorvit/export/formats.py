@@ -235,7 +235,9 @@ def _search_table(result: Mapping[str, Any], facts: Mapping[str, Any], info: Map
     rows = [("method", escaped(result.get("method", facts.get("method", "unknown"))))]
     rows.append(("seed", escaped(result.get("seed", facts.get("seed", "unknown")))))
     if limits := result.get("limits"):
-        bounds = [f"{k} {end} {units.show(v)}" for k, ends in limits.items() for end, v in ends.items() if v is not None]
+        bounds = [
+            f"{k} {end} {units.show(v)}" for k, ends in limits.items() for end, v in ends.items() if v is not None
+        ]
         rows.append(("limits", escaped("; ".join(bounds))))
     if "trials" in result:
         rows.append(("architectures evaluated", escaped(result["trials"])))

@@ -159,9 +159,7 @@ class _Calibration:
 def _dynamic(job: Job, source: Path, target: Path) -> None:
     from onnxruntime import quantization
 
-    quantization.quantize_dynamic(
-        str(source), str(target), per_channel=True, weight_type=quantization.QuantType.QInt8
-    )
+    quantization.quantize_dynamic(str(source), str(target), per_channel=True, weight_type=quantization.QuantType.QInt8)
 
 
 def _static(job: Job, source: Path, target: Path) -> None:

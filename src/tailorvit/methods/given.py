@@ -65,7 +65,9 @@ def given_supernet(session: Session, space: Space, stage: str) -> nn.Module:
         model.load_state_dict(load_supernet(state, space).state_dict())
         facts = {"file": file.name, "loader": recognise(state), "sha256": checksum(file)}
         # A file may have room for more than the space asks: 256 channels for 240, or a larger supernet by mistake.
-        size = ", ".join(f"{gene} {n}" for gene, n in autoformer_sizes(state, int(dict(space.fixed)["head_dim"])).items())
+        size = ", ".join(
+            f"{gene} {n}" for gene, n in autoformer_sizes(state, int(dict(space.fixed)["head_dim"])).items()
+        )
         text = (
             f"weights of {file.name} ({facts['loader']}, room for {size}; sha256 {facts['sha256'][:12]}), not trained"
         )
