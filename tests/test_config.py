@@ -246,3 +246,8 @@ def test_a_table_that_is_none_is_named_in_the_tiny_form_too():
             recipe_for(None, sets=["data=photos"], small=small)
         with pytest.raises(TailorError, match=r"'?search'?"):
             recipe_for(None, sets=["search=nsga2"], small=small)
+
+
+def test_data_may_be_a_path():
+    assert recipe_for(data=Path("photos")).data.source == "photos"
+    assert recipe_for(data=Path("digits")) == recipe_for(data="digits")

@@ -90,7 +90,7 @@ class Result:
 def recipe_for(
     recipe: str | None = None,
     *,
-    data: str | None = None,
+    data: str | Path | None = None,
     limits: Mapping[str, str | float | None] | None = None,
     method: str | None = None,
     seed: int | None = None,
@@ -99,6 +99,7 @@ def recipe_for(
     small: bool = False,
 ) -> Config:
     """The config of a run: a recipe (or the one that suits the data), then the options, then ``--set``."""
+    data = None if data is None else str(data)
     if recipe is None:
         recipe = DEFAULT_RECIPE if data in (None, "digits") else "image-folder"
     base = read_recipe(recipe)
@@ -219,7 +220,7 @@ def run(
 def finetune(
     network: str | Path,
     *,
-    data: str,
+    data: str | Path,
     image_size: int | None = None,
     preset: str = "default",
     windows: Literal["scale", "keep"] | None = None,
@@ -233,7 +234,7 @@ def finetune(
     """Train a finished network on: other images, other classes, another resolution; writes a run of its own."""
     config = transfer_recipe(
         network,
-        data=data,
+        data=str(data),
         image_size=image_size,
         preset_name=preset,
         windows=windows,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shutil
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tailorvit.errors import TailorError
-from tailorvit.export import EXPORTERS, Exporter, compared, export, formats, load
+from tailorvit.export import EXPORTERS, Exporter, Job, export, formats, load
 from tailorvit.export.base import fresh_logits
 
 
@@ -147,23 +149,26 @@ def test_a_namesake_in_the_working_folder_is_not_the_library(made, tmp_path, mon
 # -- formats from outside ---------------------------------------------------------------------------------------------
 
 
-def test_a_format_from_outside(made, tmp_path, monkeypatch):
-    def write(job):
-        weight = job.network.model.head.weight.detach().numpy()
-        np.save(job.out / "head.npy", weight)
-        assert job.source == made.run and job.images.origin == "test images of the run"
-        assert job.x.shape == (5, 1, 8, 8) and job.expected.shape == (5, len(job.network.card.classes))
-        return compared(job.expected, job.network(job.x)) if job.check else {}
+def test_the_documented_format_works(made, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    exec(next(b for b in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "Exporter(" in b), names)
+    monkeypatch.setitem(EXPORTERS, "numpy", names["NUMPY"])
+    done = export(made.run, "numpy", tmp_path / "out", images=5)
+    assert done.files == ("classes.txt", "weights.npz") and done.facts["max_difference"] <= 1e-6
+    assert "Checked on 5 test images of the run" in done.lines()[1]
+    assert "Not checked: switched off" in export(made.run, "numpy", tmp_path / "out", check=False).lines()
+    fields = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \| ", page.split("A `Job` holds:")[1], re.M)))
+    assert fields == [f.name for f in dataclasses.fields(Job)]
 
+
+def test_a_format_from_outside_that_lacks_something(made, tmp_path, monkeypatch):
     def needy(job):
         import a_module_nobody_has  # noqa: F401
 
-    for exporter in (Exporter("head", "the head alone", None, write), Exporter("needy", "", "needy[all]", needy)):
-        monkeypatch.setitem(EXPORTERS, exporter.name, exporter)
-    done = export(made.run, "head", tmp_path / "out", images=5)
-    assert done.files == ("head.npy",) and done.facts["max_difference"] == 0 and "Checked on 5" in done.lines()[1]
+    monkeypatch.setitem(EXPORTERS, "needy", Exporter("needy", "", "needy[all]", needy))
     with pytest.raises(TailorError, match=r"The format needy needs 'a_module_nobody_has': pip install 'needy\[all\]'"):
         export(made.run, "needy", tmp_path / "needy")
-    assert not (tmp_path / "needy").exists()
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.setitem(EXPORTERS, "bare", Exporter("bare", "", None, lambda job: {}))
     assert "Not checked: the format has no check" in export(made.run, "bare", tmp_path / "bare").lines()
