@@ -142,13 +142,13 @@ def test_a_space_the_file_has_no_room_for(state):
         ),
     ],
 )
-def test_a_damaged_file_is_told_in_one_sentence(state, change, words):
+def test_a_damaged_file_is_one_sentence(state, change, words):
     damaged = dict(state)
     change(damaged)
     for load in (lambda: load_supernet(damaged, SPACE), lambda: load_plain(damaged, SPACE.smallest(), FIXED)):
-        with pytest.raises(TailorError, match=words) as told:
+        with pytest.raises(TailorError, match=words) as caught:
             load()
-        assert str(told.value).count(".\n") == 0 and str(told.value).endswith(".")
+        assert str(caught.value).count(".\n") == 0 and str(caught.value).endswith(".")
 
 
 def test_another_family_is_refused(state):

@@ -64,8 +64,8 @@ def test_import_then_predict(here, released):
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(here / "photo.png")
-    told = CliRunner().invoke(cli.app, ["predict", "net", "photo.png", "--json"])
-    answer = json.loads(told.output)
+    done = CliRunner().invoke(cli.app, ["predict", "net", "photo.png", "--json"])
+    answer = json.loads(done.output)
     answer = answer[0] if isinstance(answer, list) else answer
     assert {"cat", "dog", "horse"} <= set(json.dumps(answer).replace('"', " ").split())
 

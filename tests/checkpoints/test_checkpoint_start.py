@@ -68,12 +68,12 @@ def test_the_file_is_searched_and_never_trained(tmp_path, file, monkeypatch):
     assert (tmp_path / "run" / "report.html").is_file()
     with Run.open(tmp_path / "run") as record:
         assert record.result("supernet-0")["sha256"] == checksum(file)
-        told = [e["text"] for e in record.events("start")]
+        messages = [e["text"] for e in record.events("start")]
         data = open_data("digits", limit=120, saved=record.read_json("splits"))
     assert (
-        len(told) == 1
-        and "supernet-small.pth (autoformer, room for depth 5, embed 64, heads 4; sha256" in told[0]
-        and "not trained" in told[0]
+        len(messages) == 1
+        and "supernet-small.pth (autoformer, room for depth 5, embed 64, heads 4; sha256" in messages[0]
+        and "not trained" in messages[0]
     )
     batches = list(data.eval_batches("search", 64))
     assert result["search_accuracy"] == pytest.approx(accuracy(network.model, batches, "cpu"))
@@ -121,7 +121,7 @@ def test_a_killed_run_goes_on_without_the_file(tmp_path, file, monkeypatch):
         ({"space": "swin-8px"}, r"supernet of the family vit, but the space is of the family swin"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, file, changes, words):
+def test_a_wrong_file_is_refused_before_anything_is_written(tmp_path, file, changes, words):
     with pytest.raises(TailorError, match=words):
         run(tmp_path, recipe(file, **changes))
     assert not (tmp_path / "run").exists()

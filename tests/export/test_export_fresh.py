@@ -203,10 +203,10 @@ def test_timm_loads_tunes_and_cuts_the_network(exported, made, scratch):
     np.testing.assert_allclose(np.load(scratch / "timm.npy"), ours, atol=1e-5)
 
 
-def test_hugging_face_loads_and_tunes_the_network_and_prepares_images_as_we_do(exported, made, scratch, pictures):
-    said = last_line(fresh(HEAD + TORCH + HF, exported("hf").path, scratch, *pictures))
+def test_hugging_face_loads_and_tunes_the_network_and_prepares_images_as_we_do(exported, made, scratch, image_paths):
+    said = last_line(fresh(HEAD + TORCH + HF, exported("hf").path, scratch, *image_paths))
     assert list(said.values()) == list(NAMES)
-    ours = [preprocess(p, **load(made.run).card.preprocessing)[0].numpy() for p in pictures]
+    ours = [preprocess(p, **load(made.run).card.preprocessing)[0].numpy() for p in image_paths]
     np.testing.assert_allclose(np.load(scratch / "hf.npy"), np.stack(ours), atol=1e-5)
     np.testing.assert_allclose(np.load(scratch / "hf-one.npy"), ours[:1], atol=1e-5)
 

@@ -31,7 +31,7 @@ def edit(folder, change):
     (folder / "network.json").write_text(json.dumps(data))
 
 
-def test_a_file_of_the_first_kind_still_loads(folder, made):
+def test_a_file_without_plain_settings_still_loads(folder, made):
     edit(folder, lambda d: (d.pop("plain"), d["preprocessing"].pop("interpolation")))
     with torch.inference_mode():
         np.testing.assert_array_equal(load(folder)(torch.from_numpy(made.x)).numpy(), made.logits)
@@ -67,27 +67,33 @@ def probabilities(rows):
     return [pytest.approx(row, abs=1e-6) for row in rows]
 
 
-def test_one_image_gives_one_prediction_and_several_a_list(folder, pictures):
+def test_one_image_gives_one_prediction_and_several_a_list(folder, image_paths):
     network = load(folder)
     assert network.classes == NAMES
-    wanted = network.predict([str(p) for p in pictures])
+    wanted = network.predict([str(p) for p in image_paths])
     assert isinstance(wanted, list) and len({tuple(row) for row in wanted}) > 1
     for row in wanted:
         assert set(row) == set(NAMES) and abs(sum(row.values()) - 1) < 1e-5
         assert list(row.values()) == sorted(row.values(), reverse=True)
-    assert network.predict(pictures) == network.predict(tuple(pictures)) == network.predict(p for p in pictures)
-    assert network.predict(pictures) == network.predict(pictures[0].parent) == network.predict(str(pictures[0].parent))
-    assert network.predict(pictures) == probabilities(wanted)
-    for path, row in zip(pictures, wanted):
+    assert (
+        network.predict(image_paths) == network.predict(tuple(image_paths)) == network.predict(p for p in image_paths)
+    )
+    assert (
+        network.predict(image_paths)
+        == network.predict(image_paths[0].parent)
+        == network.predict(str(image_paths[0].parent))
+    )
+    assert network.predict(image_paths) == probabilities(wanted)
+    for path, row in zip(image_paths, wanted):
         assert network.predict(path) == network.predict(str(path)) == pytest.approx(row, abs=1e-6)
     assert network.predict([]) == []
 
 
-def test_pillow_images_and_arrays_are_as_good_as_files(folder, pictures, tmp_path):
+def test_pillow_images_and_arrays_are_as_good_as_files(folder, image_paths, tmp_path):
     """An undecoded JPEG too: it shrinks while decoding, and the caller's image stays as it was."""
     network = load(folder)
-    wanted = network.predict(pictures)
-    opened = [Image.open(p) for p in pictures]
+    wanted = network.predict(image_paths)
+    opened = [Image.open(p) for p in image_paths]
     sizes = [image.size for image in opened]
     assert network.predict(opened) == wanted and [image.size for image in opened] == sizes
     assert network.predict(opened[0]) == pytest.approx(wanted[0], abs=1e-6)
@@ -103,12 +109,12 @@ def test_pillow_images_and_arrays_are_as_good_as_files(folder, pictures, tmp_pat
     assert rows == network.predict(list(several)) and len(rows) == 3
 
 
-def test_predicting_leaves_the_mode_and_batches_agree(folder, pictures, monkeypatch):
+def test_predicting_leaves_the_mode_and_batches_agree(folder, image_paths, monkeypatch):
     network = load(folder)
-    wanted = network.predict(pictures)
+    wanted = network.predict(image_paths)
     monkeypatch.setattr(network_module, "BATCH", 2)
     network.train()
-    assert network.predict(pictures) == probabilities(wanted)
+    assert network.predict(image_paths) == probabilities(wanted)
     assert network.training
 
 
@@ -161,9 +167,9 @@ def test_every_family_has_a_plain_network_that_settings_rebuild(name):
     space = next(iter(record.spaces.values()))
     model = record.build(record.frame(dict(space.fixed)), space.smallest())
     settings = json.loads(json.dumps(model.settings))
-    again = plain_class(name).from_settings(settings)
-    assert again.settings == model.settings
-    again.load_state_dict(model.state_dict())
+    rebuilt = plain_class(name).from_settings(settings)
+    assert rebuilt.settings == model.settings
+    rebuilt.load_state_dict(model.state_dict())
 
 
 def test_intermediate_maps_are_what_leaves_the_blocks():

@@ -1,4 +1,4 @@
-"""Where exports go: whole or not at all, never over anybody's files; wishes nobody can grant are refused."""
+"""Where exports go: whole or not at all, never over other files; bad options; formats from outside."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def test_an_export_replaces_an_earlier_one(made, tmp_path):
     out = tmp_path / "deep" / "out"
     first = export(made.run, "safetensors", out)
     (out / "__pycache__").mkdir()
-    again = export(made.run, "torch", out, check=False)
-    assert first.path == again.path == out
+    second = export(made.run, "torch", out, check=False)
+    assert first.path == second.path == out
     assert sorted(p.name for p in out.iterdir()) == ["network.pt2", "tailorvit-export.json"]
     assert [p.name for p in out.parent.iterdir()] == ["out"]
-    assert "Not checked: switched off" in again.lines()
+    assert "Not checked: switched off" in second.lines()
 
 
 def test_the_record_beside_the_files_holds_the_facts(made, tmp_path):
@@ -36,7 +36,7 @@ def test_the_record_beside_the_files_holds_the_facts(made, tmp_path):
     assert done.facts["bytes"] == {n: (done.path / n).stat().st_size for n in done.files}
 
 
-def test_somebody_elses_folder_stays_as_it_is(made, tmp_path):
+def test_a_foreign_folder_is_not_touched(made, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(TailorError, match="thesis"):
         export(made.run, "safetensors", tmp_path)
@@ -92,7 +92,7 @@ def test_options_of_another_format_are_refused(made):
         export(made.run, "timm", images=0)
 
 
-def test_an_unfinished_run_and_no_run_are_told_apart(made, tmp_path):
+def test_an_unfinished_run_and_a_missing_one(made, tmp_path):
     half = tmp_path / "half"
     shutil.copytree(made.run, half, ignore=shutil.ignore_patterns("network", "export"))
     with pytest.raises(TailorError, match="is the run finished"):

@@ -76,8 +76,8 @@ def session(path: Path) -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4
-    opened = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(opened.run(["logits"], {"images": np.ascontiguousarray(x.numpy())})[0])
+    network = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(network.run(["logits"], {"images": np.ascontiguousarray(x.numpy())})[0])
 
 
 def latency(call: Session, x: Tensor) -> float:
