@@ -15,11 +15,10 @@ from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModelForImageClassification,
-    BaseImageProcessor,
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.image_processing_base import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor, BatchFeature
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from tailorvit.export.network import plain_class
@@ -114,10 +113,6 @@ class TailorVitImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         """One image or a list of them (Pillow images, or arrays (H, W) and (H, W, C)) as pixel_values."""
         pixels = [prepare(image, self._how()) for image in image_list(images)[0]]
         return BatchFeature({"pixel_values": pixels}, tensor_type=return_tensors)
-
-    def __call__(self, images: Any, **kwargs: Any) -> BatchFeature:
-        """See :meth:`preprocess`."""
-        return self.preprocess(images, **kwargs)
 
 
 AutoConfig.register("tailorvit", TailorVitConfig, exist_ok=True)

@@ -48,20 +48,12 @@ class Images:
             return torch.randn(count, *self.card.shape, generator=noise)
         total = self.data.counts[split]
         chosen = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)).tolist()
-        return self._normalised(self.data.examples(split, chosen)[0])
+        return self.data.normalise(self.data.examples(split, chosen)[0])
 
     def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images of a split with their class numbers."""
+        """All normalised images of a split with their class numbers."""
         assert self.data is not None
-        total = self.data.counts[split]
-        for at in range(0, total, _BATCH):
-            x, y = self.data.examples(split, range(at, min(at + _BATCH, total)))
-            yield self._normalised(x), y
-
-    def _normalised(self, x: Tensor) -> Tensor:
-        from tailorvit.data.images import normalise
-
-        return normalise(x, self.card.preprocessing["mean"], self.card.preprocessing["std"])
+        return self.data.eval_batches(split, _BATCH)
 
 
 def images_of(folder: Path, card: Card, source: str | None = None) -> Images:
@@ -75,6 +67,7 @@ def images_of(folder: Path, card: Card, source: str | None = None) -> Images:
         data = _run_data(folder, source)
         if (data.channels, *data.image_size) != card.shape:
             raise TailorError(f"its images are {(data.channels, *data.image_size)}, the network's {card.shape}")
+        data.mean, data.std = (tuple(card.preprocessing[k]) for k in ("mean", "std"))  # the network's, not the data's
         data.unseal_test("to check an export")
     except (TailorError, OSError, LookupError, TypeError, ValueError) as error:
         if source is not None:
