@@ -37,11 +37,11 @@ OPEN = {
     "with torch.inference_mode(): y = m(torch.from_numpy(x)).numpy()",
     "safetensors": "import torch, tailorvit; m = tailorvit.load(f).eval()\n"
     "with torch.inference_mode(): y = m(torch.from_numpy(x)).numpy()",
-    "timm": "import sys, torch, timm; sys.path.insert(0, f); import tailorvit_network\n"
+    "timm": "import torch, timm, tailorvit.for_timm\n"
     "m = timm.create_model('local-dir:' + f, pretrained=True).eval()\n"
     "with torch.inference_mode(): y = m(torch.from_numpy(x)).numpy()",
-    "hf": "import torch; from transformers import AutoModelForImageClassification as A\n"
-    "m = A.from_pretrained(f, trust_remote_code=True).eval()\n"
+    "hf": "import torch, tailorvit.for_transformers; from transformers import AutoModelForImageClassification as A\n"
+    "m = A.from_pretrained(f).eval()\n"
     "with torch.inference_mode(): y = m(pixel_values=torch.from_numpy(x)).logits.numpy()",
 }
 WATCHED = ("torch", "tailorvit", "tailorvit.elastic", "tailorvit.families", "timm", "transformers", "onnxruntime")
@@ -139,7 +139,7 @@ def exports(run: Path, place: Path) -> list[dict]:
 
     from tailorvit import load
     from tailorvit.export import export
-    from tailorvit.export.images import images_of
+    from tailorvit.export.base import images_of
 
     network = load(run)
     batches = list(images_of(run, network.card).batches("test"))

@@ -19,11 +19,11 @@ import study.slopes
 import study.tables
 from study.jobs import Job, jobs, ready
 from study.sizes import FULL, TINY
+from tailorvit.seek.moves import moves
 
 import tailorvit
 from tailorvit.config import configure
 from tailorvit.families.vit.spaces import vit_arch
-from tailorvit.seek.moves import moves
 
 WORKER = """
 import json, sys, time

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tailorvit.methods.plan import tiny
 
 from tailorvit.api import recipe_for
 from tailorvit.config import (
@@ -16,7 +19,6 @@ from tailorvit.config import (
     to_toml,
 )
 from tailorvit.errors import TailorError
-from tailorvit.methods.plan import tiny
 from tailorvit.search import PRESETS, EvolutionSettings, RandomSettings
 
 recipes = pytest.mark.parametrize("name", recipe_names())
@@ -245,3 +247,8 @@ def test_a_table_that_is_none_is_named_in_the_tiny_form_too():
             recipe_for(None, sets=["data=photos"], small=small)
         with pytest.raises(TailorError, match=r"'?search'?"):
             recipe_for(None, sets=["search=nsga2"], small=small)
+
+
+def test_data_may_be_a_path():
+    assert recipe_for(data=Path("photos")).data.source == "photos"
+    assert recipe_for(data=Path("digits")) == recipe_for(data="digits")

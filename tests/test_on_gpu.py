@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from tailorvit.arch import Arch
 from tailorvit.data import augment_preset
 from tailorvit.data.batches import DeviceBatches, SplitReader, StreamBatches
-from tailorvit.families.vit import compiled as blocks
 from tailorvit.families import family
 from tailorvit.families.vit import compiled as blocks
 from tailorvit.families.vit.relative import Places, Tables, attend, attend_packed

@@ -108,7 +108,7 @@ def test_interpolation_is_accepted_and_others_refused(tmp_path):
         ({"crop": 3}, "Unknown preprocessing key 'crop'"),
     ],
 )
-def test_preprocessing_is_checked_at_birth(change, sentence):
+def test_preprocessing_is_checked(change, sentence):
     with pytest.raises(TailorError, match=sentence):
         Preprocessing.from_dict({**HOW, **change})
 
@@ -118,7 +118,7 @@ def test_preprocessing_that_lacks_a_part():
         Preprocessing.from_dict({k: v for k, v in HOW.items() if k != "mean"})
 
 
-def test_unreadable_pictures(tmp_path):
+def test_unreadable_images(tmp_path):
     how = Preprocessing.from_dict(HOW)
     with pytest.raises(TailorError, match=r"There is no image file '.*none\.png'\."):
         prepare(tmp_path / "none.png", how)
@@ -157,7 +157,7 @@ def linear(path: Path, meta: object = META) -> Path:
     return path
 
 
-def test_onnx_answers(tmp_path):
+def test_onnx_outputs(tmp_path):
     network = OnnxNetwork(linear(tmp_path / "n.onnx"), threads=1)
     assert network.classes == ("cat", "dog") and network.facts == {"seed": 3} and network.arch == {"family": "vit"}
     assert network.preprocessing == Preprocessing.from_dict(GREY)
@@ -194,7 +194,7 @@ def test_foreign_and_damaged_onnx_files(tmp_path, meta, sentence):
         OnnxNetwork(linear(tmp_path / "n.onnx", meta))
 
 
-def test_what_is_no_onnx_file(tmp_path, monkeypatch):
+def test_files_that_are_not_onnx(tmp_path, monkeypatch):
     with pytest.raises(TailorError, match="There is no ONNX file"):
         OnnxNetwork(tmp_path / "none.onnx")
     linear(tmp_path / "three.onnx", {**META, "classes": ["a", "b", "c"]})
@@ -203,7 +203,7 @@ def test_what_is_no_onnx_file(tmp_path, monkeypatch):
         OnnxNetwork(tmp_path / "text.onnx")
     assert "\n" not in str(caught.value)
     network = OnnxNetwork(tmp_path / "three.onnx")
-    with pytest.raises(TailorError, match=r"answers with shape \(1, 2\) for its 3 classes"):
+    with pytest.raises(TailorError, match=r"returns the shape \(1, 2\) for its 3 classes"):
         network.predict(np.zeros((1, 1, 12, 10), np.float32))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(TailorError, match="needs onnxruntime: pip install"):

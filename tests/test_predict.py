@@ -20,14 +20,15 @@ from tailorvit import predict as module
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, load, save_network
 from tailorvit.families import family
-from tailorvit.predict import Prediction, images_below, open_classifier, predict, run_predict
+from tailorvit.portable import image_files
+from tailorvit.predict import Prediction, load_classifier, predict, run_predict
 
 CLASSES = ("cat", "dog", "owl", "a, b")
 FIXED = {"image_size": (8, 8), "patch": 4, "channels": 1, "classes": 4, "head_dim": 8, "reach": 2}
 HOW = {"image_size": [8, 8], "channels": 1, "mean": [0.4], "std": [0.3], "margin": 1.15}
 
 
-def picture(path: Path, number: int = 0, side: int = 21) -> Path:
+def make_image(path: Path, number: int = 0, side: int = 21) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(number).integers(0, 256, (side, side + number % 5), dtype=np.uint8)
     Image.fromarray(noise).save(path)
@@ -36,7 +37,7 @@ def picture(path: Path, number: int = 0, side: int = 21) -> Path:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory) -> Path:
-    """A network folder; its head is scaled up so that answers differ between images."""
+    """A network folder; its head is scaled up so that predictions differ between images."""
     vit = family("vit")
     arch = vit.arch({"family": "vit", "depth": 2, "embed": 16, "heads": 2, "mlp": 2})
     torch.manual_seed(0)
@@ -68,14 +69,14 @@ def onnx_file(network, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def photos(tmp_path) -> Path:
-    """Ten pictures in nested folders, and things that are none."""
+    """Images in nested folders, and files that are none."""
     root = tmp_path / "photos"
     for i, name in enumerate(("b/1.png", "b/0.PNG", "a.png", "b.png", "c/d/e/2.gif", "z.tif", "c/1.bmp", "c/2.jpg")):
-        picture(root / name, i)
-    (root / "notes.txt").write_text("no picture")
-    picture(root / ".hidden.png")
-    picture(root / ".git" / "x.png")
-    picture(root / "__MACOSX" / "x.png")
+        make_image(root / name, i)
+    (root / "notes.txt").write_text("not an image")
+    make_image(root / ".hidden.png")
+    make_image(root / ".git" / "x.png")
+    make_image(root / "__MACOSX" / "x.png")
     (root / "c" / "loop").symlink_to(root, target_is_directory=True)
     return root
 
@@ -89,7 +90,7 @@ def wrote(network, inputs, form="json", top=0, **options):
     return code, json.loads(out.getvalue()) if form == "json" else out.getvalue(), err.getvalue()
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- predictions -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
@@ -101,10 +102,10 @@ def test_a_folder_in_order_equals_one_at_a_time(network, photos, batch):
         assert row.error is None and set(row.probabilities) == set(CLASSES)
         assert list(row.probabilities.values()) == sorted(row.probabilities.values(), reverse=True)
         assert dict(row.probabilities) == pytest.approx(scores, abs=1e-6)
-    assert len({next(iter(p.probabilities.values())) for p in found}) == len(found), "answers depend on the picture"
+    assert len({next(iter(p.probabilities.values())) for p in found}) == len(found), "predictions depend on the image"
 
 
-def test_the_order_given_is_kept(network, photos):
+def test_the_order_of_the_arguments_is_kept(network, photos):
     names = [photos / "z.tif", photos / "b", photos / "a.png", photos / "z.tif"]
     found = [p.name for p in predict(network, names)]
     assert found == [str(photos / n) for n in ("z.tif", "b/0.PNG", "b/1.png", "a.png", "z.tif")]
@@ -141,33 +142,33 @@ def test_onnx_needs_no_torch(onnx_file, photos, network):
     assert "TailorError: Predicting with the folder" in done.stderr and "needs torch" in done.stderr
 
 
-def test_a_run_folder_and_what_is_none(network, photos, tmp_path):
+def test_run_folders_and_other_folders(network, photos, tmp_path):
     shutil.copytree(network, tmp_path / "run" / "network")
     assert next(predict(tmp_path / "run", photos / "a.png")) == next(predict(network, photos / "a.png"))
     with pytest.raises(TailorError, match=r"'.*photos' holds no finished network"):
         predict(photos, photos)
-    with pytest.raises(TailorError, match=r"notes\.txt' is no network: give a run folder, a network folder or"):
+    with pytest.raises(TailorError, match=r"notes\.txt' is not a network: give a run folder, a network folder or"):
         predict(photos / "notes.txt", photos)
     with pytest.raises(TailorError, match="There is no ONNX file"):
         predict(tmp_path / "none.onnx", photos)
 
 
-def test_names_of_classes_are_told_apart(network, tmp_path):
+def test_two_classes_of_one_name_are_refused(network, tmp_path):
     shutil.copytree(network, tmp_path / "n")
     card = json.loads((tmp_path / "n" / "network.json").read_text())
     (tmp_path / "n" / "network.json").write_text(json.dumps(card | {"classes": ["a", "b", "a", "c"]}))
     with pytest.raises(TailorError, match="two classes called 'a'"):
-        open_classifier(tmp_path / "n")
+        load_classifier(tmp_path / "n")
 
 
-def test_an_answer_that_is_no_number(network, photos, monkeypatch):
-    real = open_classifier(network)
+def test_an_output_that_is_not_a_number(network, photos, monkeypatch):
+    real = load_classifier(network)
     broken = module.Classifier(real.classes, real.preprocessing, lambda x: real.probabilities(x) * np.float32("nan"))
-    monkeypatch.setattr(module, "open_classifier", lambda _: broken)
-    assert [p.error for p in predict(network, photos / "a.png")] == ["the network's answer is not a number"]
+    monkeypatch.setattr(module, "load_classifier", lambda _: broken)
+    assert [p.error for p in predict(network, photos / "a.png")] == ["the network's output is not a number"]
 
 
-def test_pictures_are_read_a_batch_at_a_time(network, photos, monkeypatch, tmp_path):
+def test_images_are_read_a_batch_at_a_time(network, photos, monkeypatch, tmp_path):
     seen = []
     real = module.prepare
     monkeypatch.setattr(module, "prepare", lambda source, how: seen.append(source) or real(source, how))
@@ -182,10 +183,10 @@ def test_pictures_are_read_a_batch_at_a_time(network, photos, monkeypatch, tmp_p
         assert sum(1 for _ in rows) == 1000 - 17
 
 
-# -- what cannot be read -----------------------------------------------------------------------------------------------
+# -- unreadable images -----------------------------------------------------------------------------------------------
 
 
-def test_broken_pictures_in_a_folder_get_rows(network, photos):
+def test_broken_images_in_a_folder_get_rows(network, photos):
     (photos / "b" / "text.png").write_bytes(b"text")
     (photos / "b" / "empty.png").touch()
     (photos / "b" / "gone.png").symlink_to(photos / "nowhere.png")
@@ -217,7 +218,7 @@ def test_broken_pictures_in_a_folder_get_rows(network, photos):
         ("pipe", "is neither a file nor a folder"),
     ],
 )
-def test_mistakes_in_what_is_named_come_first(network, photos, name, sentence):
+def test_mistakes_in_the_arguments_come_first(network, photos, name, sentence):
     (photos / "empty").mkdir()
     os.mkfifo(photos / "pipe")
     out = io.StringIO()
@@ -238,8 +239,9 @@ def test_options_are_checked(network, photos):
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path):
-    (item,) = images_below(tmp_path / "gone")
-    assert item.error == "the folder cannot be listed: no such file or directory"
+    assert list(image_files(tmp_path / "gone")) == [
+        (tmp_path / "gone", "the folder cannot be listed: no such file or directory")
+    ]
 
 
 # -- standard input ----------------------------------------------------------------------------------------------------
@@ -247,7 +249,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path):
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm"])
 def test_one_image_on_standard_input(network, tmp_path, form):
-    with Image.open(picture(tmp_path / "a.png", 3, 300)) as image:
+    with Image.open(make_image(tmp_path / "a.png", 3, 300)) as image:
         image.save(tmp_path / "b", form)
     (row,) = predict(network, "-", stdin=io.BytesIO((tmp_path / "b").read_bytes()))
     assert row == Prediction("-", next(predict(network, tmp_path / "b")).probabilities)
@@ -258,8 +260,8 @@ def test_one_image_on_standard_input(network, tmp_path, form):
 def test_a_list_on_standard_input(network, tmp_path, monkeypatch, name, end):
     """Names that begin like the signature of an image are names all the same."""
     monkeypatch.chdir(tmp_path)
-    picture(tmp_path / name, 1)
-    picture(tmp_path / "more" / "2.png", 2)
+    make_image(tmp_path / name, 1)
+    make_image(tmp_path / "more" / "2.png", 2)
     lines = [name, "", "more", "none.png", "x" * 300, name]
     found = list(predict(network, ["more", "-"], stdin=io.BytesIO(end.join(lines).encode())))
     assert [p.name for p in found] == ["more/2.png", name, "more/2.png", "none.png", "x" * 300, name]
@@ -267,15 +269,15 @@ def test_a_list_on_standard_input(network, tmp_path, monkeypatch, name, end):
     assert found[1] == found[-1]
 
 
-def test_bytes_that_are_neither(network, tmp_path):
-    whole = picture(tmp_path / "a.png").read_bytes()
+def test_bytes_that_are_neither_image_nor_list(network, tmp_path):
+    whole = make_image(tmp_path / "a.png").read_bytes()
     for data in (whole[:60], b"\0" * 40, whole[:5] + b"\0" + whole[5:]):
         code, rows, _ = wrote(network, ["-"], stdin=io.BytesIO(data))
         assert code == 1 and [r["file"] for r in rows] == ["-"] and rows[0]["error"]
     for data in (b"", b"\n\n"):
         with pytest.raises(TailorError, match="Standard input is empty"):
             predict(network, "-", stdin=io.BytesIO(data))
-    with pytest.raises(TailorError, match="can be read once only"):
+    with pytest.raises(TailorError, match="can be read only once"):
         predict(network, ["-", "-"], stdin=io.BytesIO(whole))
 
 
@@ -294,13 +296,13 @@ HOSTILE = [
 
 
 def test_hostile_names_stay_names(network, tmp_path):
-    """Each writer tells every name apart, one row or line a file."""
-    files = [str(picture(tmp_path / "h" / name)) for name in HOSTILE]
+    """Every writer keeps the names apart, one row or line per file."""
+    files = [str(make_image(tmp_path / "h" / name)) for name in HOSTILE]
     _, rows, _ = wrote(network, files)
     assert [r["file"] for r in rows] == files
     _, text, _ = wrote(network, files, "csv", 1)
-    told = list(csv.DictReader(io.StringIO(text, newline="")))
-    assert [r["file"] for r in told[:-1]] == files[:-1] and told[-1]["file"] == str(tmp_path / "h" / "\\udcff.png")
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [r["file"] for r in rows[:-1]] == files[:-1] and rows[-1]["file"] == str(tmp_path / "h" / "\\udcff.png")
     _, text, _ = wrote(network, files, "text", 1)
     lines = text.split("\n")
     assert len(lines) == len(files) + 1 and text.isascii() and "\x1b" not in text and "\r" not in text
@@ -319,7 +321,7 @@ def test_csv_has_a_line_for_each_class(network, photos):
     assert text.count("\r") == 0
 
 
-def test_text_is_one_line_a_file(network, photos):
+def test_text_is_one_line_per_file(network, photos):
     code, text, err = wrote(network, [photos / "a.png"], "text", 2)
     (first, p), (second, q) = next(predict(network, photos / "a.png")).top(2).items()
     assert code == 0 and err == ""
@@ -335,9 +337,9 @@ def test_top(network, photos, top, count):
 
 
 @pytest.mark.parametrize("form", ["text", "json", "csv"])
-def test_a_terminal_without_the_letters(network, tmp_path, form):
+def test_a_terminal_without_the_characters(network, tmp_path, form):
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii")
-    assert run_predict(network, [picture(tmp_path / "größe.png")], form, 1, out) == 0
+    assert run_predict(network, [make_image(tmp_path / "größe.png")], form, 1, out) == 0
     out.flush()
     assert b"gr\\" in raw.getvalue()

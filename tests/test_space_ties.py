@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tailorvit.seek.moves import over
 
 from space_tools import STAGED, VIT, chances, members, rng, round_trips, seeds
 from tailorvit.arch import Arch
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families import family, named_space
-from tailorvit.seek.moves import over
 from tailorvit.space import Dim, Space
 
 TIED = Space(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tailorvit.costs import Counter, Limits, Meter
     from tailorvit.data import open_data
     from tailorvit.errors import InfeasibleError, TailorError
+    from tailorvit.evaluation import Evaluation, evaluate
     from tailorvit.export import Network, load
     from tailorvit.families import FAMILIES, named_arch, named_space
     from tailorvit.lookup import cost, doctor, listing, space_info
@@ -26,6 +27,7 @@ _HOME = {
     "Arch": "arch",
     "Counter": "costs",
     "Dim": "space",
+    "Evaluation": "evaluation",
     "FAMILIES": "families",
     "InfeasibleError": "errors",
     "Limits": "costs",
@@ -36,6 +38,7 @@ _HOME = {
     "TailorError": "errors",
     "cost": "lookup",
     "doctor": "lookup",
+    "evaluate": "evaluation",
     "finetune": "api",
     "listing": "lookup",
     "load": "export",
@@ -53,6 +56,7 @@ __all__ = [
     "Arch",
     "Counter",
     "Dim",
+    "Evaluation",
     "InfeasibleError",
     "Limits",
     "Meter",
@@ -62,6 +66,7 @@ __all__ = [
     "TailorError",
     "cost",
     "doctor",
+    "evaluate",
     "finetune",
     "listing",
     "load",

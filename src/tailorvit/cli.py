@@ -348,7 +348,7 @@ def export(
     int8: Annotated[bool, typer.Option("--int8", help="Also an int8 network, its accuracy measured (onnx).")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the network found in a format that runs without TailorViT, checked against PyTorch."""
+    """Write the network in a format for other programs, checked against PyTorch."""
     from tailorvit.export import export as write
 
     exported = write(folder, to, out, data=data, int8=int8)
@@ -393,6 +393,28 @@ def predict(
     code = run_predict(source, images, "json" if as_json else form, top, sys.stdout)
     if code:
         raise typer.Exit(code)
+
+
+@app.command()
+def evaluate(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run or of a network, or an exported .onnx.")
+    ],
+    data: Annotated[str, typer.Option(help="Labelled images: image folder, .npz/.npy file, digits, torchvision:NAME.")],
+    split: Annotated[
+        str | None, typer.Option(help="train, val, test or all (default: test if there, else all).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a network on labelled images: accuracy, precision, recall and F1 per class."""
+    from tailorvit import evaluation
+
+    found = evaluation.evaluate(source, data, split=split)
+    if as_json:
+        return _print_json(found.to_dict())
+    for line in found.lines():
+        typer.echo(line)
+    return None
 
 
 @app.command()

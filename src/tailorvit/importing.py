@@ -1,4 +1,4 @@
-"""A published checkpoint as a network folder, which predict, export and finetune take."""
+"""``tailorvit import``: a published checkpoint as a network folder, which predict, export and finetune take."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tailorvit.lookup import read_arch
 
 @dataclass(frozen=True)
 class Imported:
-    """What was read, and where it lies now."""
+    """The folder that was written, and facts about the checkpoint."""
 
     folder: Path
     facts: dict[str, Any]
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """The lines that the command line prints."""
         facts = self.facts
         size = f"{facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)"
         return [
@@ -43,35 +43,35 @@ def import_checkpoint(
 ) -> Imported:
     """Read a checkpoint into the plain network of a named architecture (or ARCH.json) and write its folder.
 
-    The folder is ``networks/NAME`` unless ``out`` says otherwise. Classes are named by ``classes_file``, one a line.
+    The folder is ``networks/NAME`` unless ``out`` is given. ``classes_file`` holds the class names, one per line.
     """
     from tailorvit.checkpoints import IMAGENET, LOADERS, checksum, load_plain, read_state, recognise
     from tailorvit.costs import Counter
     from tailorvit.export import Card, save_network
-    from tailorvit.export.place import require_free, whole_folder
+    from tailorvit.export.base import require_free, whole_folder
 
-    shape, fixed = read_arch(arch)
+    architecture, fixed = read_arch(arch)
     if image_size is not None:
         fixed["image_size"] = (image_size, image_size)
     place = Path("networks") / Path(arch).stem if out is None else Path(out)
     require_free(place)
     state = read_state(path)
-    kind = recognise(state)
-    network = load_plain(state, shape, fixed, label=f"'{arch}'")
+    loader = LOADERS[recognise(state)]
+    network = load_plain(state, architecture, fixed, label=f"'{arch}'")
     names = class_names(classes_file, int(network.num_classes))
-    fixed = {**fixed, "classes": len(names)}
-    counter = Counter(shape.family, fixed)
+    fixed = {**fixed, **loader.fixed, "classes": len(names)}
+    counter = Counter(architecture.family, fixed)
     frame = counter.frame
     if frame.channels != len(IMAGENET.mean):
         raise TailorError(
             f"Published networks take colour images, so 'channels' of '{arch}' cannot be {frame.channels}."
         )
-    params, macs = counter.both(shape)
+    params, macs = counter.both(architecture)
     facts: dict[str, Any] = {
         "method": "import",
         "checkpoint": Path(path).name,
         "sha256": checksum(path),
-        "kind": kind,
+        "kind": loader.name,
         "params": params,
         "macs": macs,
     }
@@ -83,13 +83,13 @@ def import_checkpoint(
         "margin": IMAGENET.margin,
     }
     with whole_folder(place) as beside:
-        save_network(beside, network, Card(shape, fixed, names, preprocessing, facts))
-    told = {"arch": arch, "summary": LOADERS[kind].summary, "classes": len(names), "tensors": len(state)}
-    return Imported(place, {**facts, **told})
+        save_network(beside, network, Card(architecture, fixed, names, preprocessing, facts))
+    shown = {"arch": arch, "summary": loader.summary, "classes": len(names), "tensors": len(state)}
+    return Imported(place, {**facts, **shown})
 
 
 def class_names(path: str | Path | None, count: int) -> tuple[str, ...]:
-    """One name a line; without a file, "class 0" and so on."""
+    """The names in a file, one per line; without a file, "class 0" and so on."""
     if path is None:
         return tuple(f"class {i}" for i in range(count))
     try:
@@ -104,7 +104,7 @@ def class_names(path: str | Path | None, count: int) -> tuple[str, ...]:
         if name in seen:  # ImageNet's usual list has two cranes and two maillots
             raise TailorError(
                 f"The classes file '{path}' has '{name}' twice, as names {seen[name]} and {number}; "
-                "answers are told by name, so give each class its own."
+                "predictions are given by name, so each class needs its own."
             )
         seen[name] = number
     return tuple(names)

@@ -1,11 +1,12 @@
-"""Image files to numbers and ONNX files to answers, with numpy and Pillow alone: this module never needs torch."""
+"""Images as the network takes them, and exported ONNX networks; numpy and Pillow alone, never torch."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -18,11 +19,13 @@ from tailorvit.errors import TailorError, unknown
 if TYPE_CHECKING:
     from PIL import Image
 
+    Source = str | Path | BinaryIO | Image.Image | NDArray[Any]  # one image
+
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Size = tuple[int, int]  # height, width
 
-MARGIN = 256 / 224  # evaluation sees the middle 87.5 % of a photo, as is usual
+MARGIN = 256 / 224  # evaluation crops the middle 87.5 % of a photo, as is usual
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2")
 INTERPOLATIONS = ("bicubic",)
 METADATA = "tailorvit"  # the key under which an ONNX file carries classes and preprocessing
@@ -42,13 +45,13 @@ def checked_size(size: int | Sequence[int]) -> Size:
 
 
 def stored_size(size: Size, margin: float) -> Size:
-    """The size images are kept at: the network's size plus the margin that crops play in."""
+    """The size images are resized to before the crop: the network's size times the margin."""
     return round(margin * size[0]), round(margin * size[1])
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How evaluation sees a file: cover the size times the margin, crop the middle, take out mean and deviation."""
+    """How an image becomes the network's input: resize to cover size times margin, crop the middle, normalise."""
 
     image_size: Size
     channels: int
@@ -59,8 +62,8 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3) or len(self.mean) != self.channels or len(self.std) != self.channels:
-            given = f"{self.channels}, {self.mean} and {self.std}"
-            raise TailorError(f"Images have 1 or 3 channels with a mean and std each, not {given}.")
+            values = f"{self.channels}, {self.mean} and {self.std}"
+            raise TailorError(f"Images have 1 or 3 channels with a mean and std each, not {values}.")
         if not all(map(math.isfinite, self.mean)) or not all(math.isfinite(s) and s > 0 for s in self.std):
             raise TailorError(f"Mean and std must be finite and std above zero, not {self.mean} and {self.std}.")
         if not (math.isfinite(self.margin) and self.margin >= 1):
@@ -70,7 +73,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Preprocessing:
-        """Read the plain form; a key this version cannot honour is refused, for it would change every answer."""
+        """Read the dictionary; an unknown key is an error, because ignoring it would change every prediction."""
         names = [f.name for f in fields(cls)]
         for key in data:
             if key not in names:
@@ -96,7 +99,7 @@ class Preprocessing:
 
 
 def is_grey(image: Image.Image) -> bool:
-    """Whether the header promises grey; pixels are not decoded, so grey-looking RGB counts as colour."""
+    """Whether the header says grey; pixels are not decoded, so an RGB image of greys counts as colour."""
     if image.mode == "P" and image.palette is not None:
         width = len(image.palette.rawmode or image.palette.mode)
         raw = bytes(image.palette.palette)
@@ -115,7 +118,7 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 
 def flat(image: Image.Image, channels: int) -> Image.Image:
-    """The image as plain grey or RGB, what is transparent laid on white."""
+    """The image as plain grey or RGB, transparent parts on white."""
     from PIL import Image
 
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
@@ -131,7 +134,7 @@ def flat(image: Image.Image, channels: int) -> Image.Image:
 
 
 def fit(image: Image.Image, size: Size) -> Image.Image:
-    """Resized to cover the size, the overhang cut evenly: the short side is kept whole."""
+    """The image resized to cover the size; what sticks out is cut evenly from both sides."""
     from PIL import Image
 
     height, width = size
@@ -147,7 +150,7 @@ def to_pixels(image: Image.Image, channels: int, size: Size) -> Pixels:
     """An opened image as uint8 (C, H, W), upright."""
     from PIL import ImageOps
 
-    # JPEG decodes at 1/2, 1/4 or 1/8 scale for little cost; twice the need leaves the resize filter its work.
+    # JPEG decodes at 1/2, 1/4 or 1/8 scale at little cost; twice the target size is enough for the resize filter.
     image.draft(None, (2 * max(size), 2 * max(size)))
     image = fit(flat(ImageOps.exif_transpose(image), channels), size)
     array = np.array(image, dtype=np.uint8)  # a copy: Pillow's own memory is read-only, which torch warns about
@@ -172,17 +175,69 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-def prepare(source: str | Path | BinaryIO, how: Preprocessing) -> Floats:
-    """One file (or open binary stream) as evaluation would see it: float32 (C, H, W)."""
+def from_array(array: NDArray[Any]) -> Image.Image:
+    """An array (H, W) or (H, W, C) as an image: uint8, or float from 0 to 1."""
     from PIL import Image
 
-    name = f"'{source}'" if isinstance(source, str | Path) else "the stream"
-    if isinstance(source, str | Path) and not Path(source).is_file():
-        raise TailorError(f"There is no image file {name}.")
+    if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        raise TailorError(
+            f"An image array has the shape (H, W) or (H, W, C) with C 1, 3 or 4, several images (N, H, W, C); "
+            f"not {array.shape}."
+        )
+    if array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())
+        if not (low >= 0 and high <= 1):
+            raise TailorError(f"A float image array holds values from 0 to 1, not from {low:g} to {high:g}.")
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise TailorError(f"An image array is uint8, or float from 0 to 1, not {array.dtype}.")
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else np.ascontiguousarray(array))
+
+
+def _copied(image: Image.Image) -> Image.Image:
+    """A copy to work on. An undecoded JPEG is read again: only then can it shrink while decoding, as in training."""
+    from PIL import Image
+
+    if image.format not in ("JPEG", "MPO") or not getattr(image, "tile", None) or image.tell():
+        return image.copy()
+    file: Any = image.fp  # type: ignore[attr-defined]
+    at = file.tell()
+    file.seek(0)
+    copy = Image.open(io.BytesIO(file.read()))
+    file.seek(at)
+    return copy
+
+
+def _opened(source: Source) -> Image.Image:
+    """The image behind a source, which the caller may change and must close."""
+    from PIL import Image
+
+    if isinstance(source, np.ndarray):
+        return from_array(source)
+    if isinstance(source, Image.Image):
+        return _copied(source)
+    return Image.open(source)
+
+
+def prepare(source: Source, how: Preprocessing) -> Floats:
+    """One image as the network takes it, float32 (C, H, W): a path, a binary stream, a Pillow image or an array."""
+    from PIL import Image
+
+    if isinstance(source, str | Path):
+        name = f"'{source}'"
+        if not Path(source).is_file():
+            raise TailorError(f"There is no image file {name}.")
+    elif isinstance(source, np.ndarray | Image.Image) or hasattr(source, "read"):
+        name = "the stream" if hasattr(source, "read") else "the image"
+    else:
+        kind = type(source).__name__
+        raise TailorError(f"An image is a file's path, a Pillow image or a numpy array, not of the type {kind}.")
     try:
-        with Image.open(source) as image:
+        with _opened(source) as image:
             pixels = to_pixels(image, how.channels, stored_size(how.image_size, how.margin))
-    except Exception as error:  # decoders raise whatever they like on broken files
+    except TailorError:
+        raise
+    except Exception as error:  # decoders raise errors of every type on broken files
         raise TailorError(f"Cannot read {name} as an image: {reason(error)}.") from error
     height, width = how.image_size
     top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
@@ -193,6 +248,63 @@ def prepare(source: str | Path | BinaryIO, how: Preprocessing) -> Floats:
     x *= scale[:, None, None]
     x += bias[:, None, None]
     return x
+
+
+# -- several images ---------------------------------------------------------------------------------------------------
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; an impossible name is none, and reading it will say why."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def image_files(folder: Path, recursive: bool = True) -> Iterator[tuple[Path, str | None]]:
+    """Image files of a folder in sorted order, listed as they are needed; hidden files and linked folders are left out.
+
+    A folder that cannot be listed comes with the reason.
+    """
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda e: e.name)
+    except OSError as error:
+        yield folder, f"the folder cannot be listed: {reason(error)}"
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        path = Path(entry.path)
+        if is_folder(path):
+            if recursive and not entry.name.startswith("__") and not entry.is_symlink():
+                yield from image_files(path, recursive)
+        elif path.suffix.lower() in SUFFIXES:
+            yield path, None
+
+
+def image_list(images: Source | Iterable[Source]) -> tuple[list[Source], bool]:
+    """One or several images as a list, and whether they were several: a list, an array (N, H, W, C) or a folder."""
+    from PIL import Image
+
+    if isinstance(images, str | Path) and is_folder(Path(images)):
+        files = list(image_files(Path(images)))
+        if not files:
+            raise TailorError(f"There are no images in or below '{images}'; known endings: {', '.join(SUFFIXES)}.")
+        for path, problem in files:
+            if problem is not None:
+                raise TailorError(f"'{path}': {problem}.")
+        return [path for path, _ in files], True
+    if isinstance(images, np.ndarray) and images.ndim == 4:
+        return list(images), True
+    if isinstance(images, str | Path | np.ndarray | Image.Image) or hasattr(images, "read"):
+        return [images], False  # type: ignore[list-item]
+    if not isinstance(images, Iterable):
+        raise TailorError(
+            "Images are a path, a Pillow image, a numpy array, a list of those, or a folder, "
+            f"not of the type {type(images).__name__}."
+        )
+    return list(images), True
 
 
 # -- ONNX -------------------------------------------------------------------------------------------------------------
@@ -212,7 +324,7 @@ def softmax(logits: NDArray[Any]) -> Floats:
 
 
 def distinct(classes: Sequence[str], where: object) -> tuple[str, ...]:
-    """The class names; a name that comes twice is refused, as answers are told by name."""
+    """The class names; a name that comes twice is an error, because predictions are given by name."""
     twice = sorted({c for c in classes if classes.count(c) > 1}) if len(set(classes)) < len(classes) else []
     if twice:
         raise TailorError(f"The network in '{where}' has two classes called '{twice[0]}'.")
@@ -220,7 +332,7 @@ def distinct(classes: Sequence[str], where: object) -> tuple[str, ...]:
 
 
 class OnnxNetwork:
-    """An exported network opened by onnxruntime: ``predict`` takes what ``prepare`` makes."""
+    """An exported ONNX network in onnxruntime: ``predict`` takes what ``prepare`` returns."""
 
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
         place = Path(path)
@@ -231,8 +343,8 @@ class OnnxNetwork:
         except ImportError:
             raise TailorError(f"Opening '{path}' needs onnxruntime: pip install onnxruntime.") from None
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # problems come as exceptions; the log would say them a second time
-        # Said explicitly, because onnxruntime pins its own choice to cores a container may not own, and complains.
+        options.log_severity_level = 4  # problems are raised as exceptions; the log would repeat them
+        # Set explicitly: onnxruntime's default pins threads to cores that a container may not own, and logs errors.
         options.intra_op_num_threads = threads or usable_cores()
         try:
             self._session = onnxruntime.InferenceSession(str(place), options, providers=["CPUExecutionProvider"])
@@ -254,10 +366,10 @@ class OnnxNetwork:
             raise TailorError(f"'{self.path}' takes images of {want}, not {'x'.join(map(str, x.shape[1:]))}.")
         try:
             out: Floats = self._session.run(None, {self._session.get_inputs()[0].name: x})[0]
-        except Exception as error:  # as above
+        except Exception as error:  # any of onnxruntime's types
             raise TailorError(f"'{self.path}' cannot be run: {reason(error)}.") from None
         if out.shape != (len(x), len(self.classes)):
-            raise TailorError(f"'{self.path}' answers with shape {out.shape} for its {len(self.classes)} classes.")
+            raise TailorError(f"'{self.path}' returns the shape {out.shape} for its {len(self.classes)} classes.")
         return out
 
     def predict(self, batch: Sequence[Floats] | Floats) -> Floats:
@@ -266,7 +378,7 @@ class OnnxNetwork:
 
 
 def _metadata(text: str | None, path: object) -> dict[str, Any]:
-    """What tailorvit wrote into the file, checked."""
+    """The metadata that the export wrote into the file, checked."""
     if text is None:
         raise TailorError(
             f"'{path}' is an ONNX file but not one of tailorvit's: it names no classes and no preprocessing "

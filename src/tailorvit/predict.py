@@ -1,4 +1,4 @@
-"""What is on image files: names in, one answer a name out, in order; from a run, a network folder or an ONNX file."""
+"""Predictions for image files: from a run, a network folder or an ONNX file; as text, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import numpy as np
 
@@ -23,11 +23,16 @@ from tailorvit.portable import (
     OnnxNetwork,
     Preprocessing,
     distinct,
+    image_files,
+    is_folder,
     prepare,
     reason,
     softmax,
     usable_cores,
 )
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 STDIN = "-"
 BATCH = 64
@@ -35,7 +40,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Prediction:
-    """One image's class probabilities, most probable first; none where an error says why."""
+    """One image's class probabilities, most probable first; empty where ``error`` says why."""
 
     name: str
     probabilities: Mapping[str, float] = field(default_factory=dict)
@@ -48,7 +53,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A network behind one function: prepared images (n, C, H, W) to probabilities (n, classes)."""
+    """A network as one function: prepared images (n, C, H, W) to probabilities (n, classes)."""
 
     classes: tuple[str, ...]
     preprocessing: Preprocessing
@@ -56,23 +61,25 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class _Item:
-    """Something to predict: a file, the bytes of an image, or what is wrong with it."""
+class Item:
+    """One image to classify: a file, its bytes or the image itself; or the reason why it cannot be read."""
 
     name: str
-    source: Path | bytes | None = None
+    source: Path | bytes | Image.Image | None = None
     error: str | None = None
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------
 
 
-def open_classifier(source: str | Path) -> Classifier:
-    """The network of a run folder, a network folder, FILE.onnx, or a folder that holds network.onnx only."""
+def load_classifier(source: str | Path) -> Classifier:
+    """The network of a run folder, a network folder, FILE.onnx, or a folder that holds only network.onnx."""
     place = Path(source)
     inside = place / "network.onnx"
     if place.is_file() and place.suffix.lower() != ".onnx":
-        raise TailorError(f"'{source}' is no network: give a run folder, a network folder or a file ending in .onnx.")
+        raise TailorError(
+            f"'{source}' is not a network: give a run folder, a network folder or a file ending in .onnx."
+        )
     if place.suffix.lower() == ".onnx" and not place.is_dir():
         return _onnx(place)
     if inside.is_file() and not (place / "network.safetensors").is_file():
@@ -101,37 +108,41 @@ def _onnx(path: Path) -> Classifier:
     return Classifier(network.classes, network.preprocessing, network.predict)
 
 
+def classify(classifier: Classifier, items: Iterator[Item], batch: int = BATCH) -> Iterator[tuple[Item, Floats | str]]:
+    """Each item with its class probabilities, or with the reason why it has none; one batch is in memory at a time."""
+
+    def read(item: Item) -> Floats | str:
+        if item.source is None:
+            return item.error or "cannot be read"
+        try:
+            source = io.BytesIO(item.source) if isinstance(item.source, bytes) else item.source
+            return prepare(source, classifier.preprocessing)
+        except TailorError as error:
+            return reason(error.__cause__) if isinstance(error.__cause__, Exception) else "no such file"
+        except (OSError, ValueError) as error:  # a name in a list that no file can have
+            return reason(error)
+
+    with ThreadPoolExecutor(min(16, usable_cores()), thread_name_prefix="tailorvit-decode") as threads:
+        while group := list(islice(items, batch)):
+            prepared = list(threads.map(read, group))
+            arrays = [x for x in prepared if not isinstance(x, str)]
+            scores: Iterator[Floats] = iter(classifier.probabilities(np.stack(arrays)) if arrays else ())
+            for item, x in zip(group, prepared):
+                found = x if isinstance(x, str) else next(scores)
+                bad = not isinstance(found, str) and not np.isfinite(found).all()
+                yield item, "the network's output is not a number" if bad else found
+
+
 # -- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a name too long, a loop of links: reading it will say so
-        return False
+def _folder_items(folder: Path, recursive: bool) -> Iterator[Item]:
+    for path, problem in image_files(folder, recursive):
+        yield Item(str(path), None if problem else path, problem)
 
 
-def images_below(folder: Path, recursive: bool = True) -> Iterator[_Item]:
-    """Image files of a folder in sorted order, read as they are asked for; hidden ones and linked folders are left."""
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda e: e.name)
-    except OSError as error:
-        yield _Item(str(folder), error=f"the folder cannot be listed: {reason(error)}")
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        path = Path(entry.path)
-        if _is_folder(path):
-            if recursive and not entry.name.startswith("__") and not entry.is_symlink():
-                yield from images_below(path, recursive)
-        elif path.suffix.lower() in SUFFIXES:
-            yield _Item(entry.path, path)
-
-
-def _named(text: str, recursive: bool) -> Iterator[_Item]:
-    """What the user named; it has to be there and to be an image, which is checked at once."""
+def _argument_items(text: str, recursive: bool) -> Iterator[Item]:
+    """The images of one argument; it has to exist and to be an image, which is checked at once."""
     from PIL import Image
 
     path = Path(text)
@@ -141,7 +152,7 @@ def _named(text: str, recursive: bool) -> Iterator[_Item]:
         why = "" if isinstance(error, FileNotFoundError) else f" ({reason(error)})"
         raise TailorError(f"There is no image file or folder '{text}'{why}.") from None
     if path.is_dir():
-        items = images_below(path, recursive)
+        items = _folder_items(path, recursive)
         first = next(items, None)
         if first is None:
             where = "in or below" if recursive else "in"
@@ -151,26 +162,26 @@ def _named(text: str, recursive: bool) -> Iterator[_Item]:
         raise TailorError(f"'{text}' is neither a file nor a folder.")
     try:
         with Image.open(path):  # reads the header only
-            return iter([_Item(text, path)])
-    except Exception as error:  # decoders raise whatever they like on broken files
+            return iter([Item(text, path)])
+    except Exception as error:  # decoders raise errors of every type on broken files
         raise TailorError(f"Cannot read '{text}' as an image: {reason(error)}.") from None
 
 
-def _listed(lines: Iterable[bytes], recursive: bool) -> Iterator[_Item]:
-    """Paths one a line, as they arrive; a missing one becomes a row, for the list may be long and come from a pipe."""
+def _listed_items(lines: Iterable[bytes], recursive: bool) -> Iterator[Item]:
+    """Paths, one per line, as they arrive. A missing file becomes a row, because the list may be long and piped in."""
     for line in lines:
         text = os.fsdecode(line.rstrip(b"\r\n"))
         if not text:
             continue
         path = Path(text)
-        if _is_folder(path):
-            yield from images_below(path, recursive)
+        if is_folder(path):
+            yield from _folder_items(path, recursive)
         else:
-            yield _Item(text, path)
+            yield Item(text, path)
 
 
 def _has_signature(head: bytes) -> bool:
-    """Whether a format Pillow knows may begin like this."""
+    """Whether a format that Pillow knows may begin like this."""
     from PIL import Image
 
     Image.init()
@@ -178,47 +189,48 @@ def _has_signature(head: bytes) -> bool:
         try:
             if accept is not None and accept(head):
                 return True
-        except Exception:  # a plugin may trip over a short beginning
+        except Exception:  # a Pillow plugin may fail on a short beginning
             continue
     return False
 
 
-def _opens(data: bytes) -> bool:
+def _is_image(data: bytes) -> bool:
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data)):
             return True
-    except Exception:  # as above
+    except Exception:  # decoders raise errors of every type
         return False
 
 
-def _standard_input(stdin: BinaryIO, recursive: bool) -> Iterator[_Item]:
-    """One image's bytes or a list of paths, told apart by content; no path holds a zero byte."""
-    head = stdin.read(16)  # what Pillow's signatures look at
+def _stdin_items(stdin: BinaryIO, recursive: bool) -> Iterator[Item]:
+    """One image's bytes or a list of paths, recognised by content; no path holds a zero byte."""
+    head = stdin.read(16)  # as much as Pillow's signatures need
     if not head.strip():
-        raise TailorError("Standard input is empty; give it the bytes of one image, or paths, one a line.")
+        raise TailorError("Standard input is empty; give it the bytes of one image, or paths, one per line.")
     if b"\0" in head or _has_signature(head):
         head += stdin.read()
-        if b"\0" in head or _opens(head):  # a path may begin as an image does: "BMW/1.jpg" as a bitmap, "P1/" as PNM
-            return iter([_Item(STDIN, head)])
+        # A path may begin like an image: "BMW/1.jpg" like a bitmap, "P1/" like PNM.
+        if b"\0" in head or _is_image(head):
+            return iter([Item(STDIN, head)])
     begun = (head if head.endswith(b"\n") else head + stdin.readline()).split(b"\n")
-    return _listed(chain(begun, stdin), recursive)
+    return _listed_items(chain(begun, stdin), recursive)
 
 
-def _items(inputs: Sequence[str], recursive: bool, stdin: BinaryIO | None) -> Iterator[_Item]:
-    """Everything to predict, in order; mistakes in what was named are raised here and now."""
+def _all_items(inputs: Sequence[str], recursive: bool, stdin: BinaryIO | None) -> Iterator[Item]:
+    """Everything to predict, in order; mistakes in the arguments are raised here, before any prediction."""
     if not inputs:
         raise TailorError("Nothing to predict: name image files, folders, or - for standard input.")
     if inputs.count(STDIN) > 1:
-        raise TailorError("Standard input (-) can be read once only.")
-    parts = [_named(text, recursive) if text != STDIN else iter(()) for text in inputs]
+        raise TailorError("Standard input (-) can be read only once.")
+    parts = [_argument_items(text, recursive) if text != STDIN else iter(()) for text in inputs]
     if STDIN in inputs:
-        parts[inputs.index(STDIN)] = _standard_input(stdin or sys.stdin.buffer, recursive)
+        parts[inputs.index(STDIN)] = _stdin_items(stdin or sys.stdin.buffer, recursive)
     return chain.from_iterable(parts)
 
 
-# -- answers ----------------------------------------------------------------------------------------------------------
+# -- predictions ------------------------------------------------------------------------------------------------------
 
 
 def predict(
@@ -229,57 +241,39 @@ def predict(
     recursive: bool = True,
     stdin: BinaryIO | None = None,
 ) -> Iterator[Prediction]:
-    """Predictions of image files, of folders' images (sorted) and of ``-``, in the order given.
+    """Predictions for image files, the images of folders (sorted) and ``-`` (standard input), in this order.
 
-    What is named has to exist and be an image, else an error comes before anything is predicted; an unreadable image
-    found in a folder or a list becomes a prediction with an error. One batch is in memory at a time.
+    Every input has to exist and be an image, else an error is raised before anything is predicted. An unreadable image
+    in a folder or a list becomes a prediction with an error. One batch is in memory at a time.
     """
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise TailorError(f"The batch must be a whole number of at least 1, not {batch}.")
     names = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    classifier = open_classifier(source)
-    return _answers(classifier, _items([str(n) for n in names], recursive, stdin), batch)
+    classifier = load_classifier(source)
+    items = _all_items([str(n) for n in names], recursive, stdin)
 
+    def predictions() -> Iterator[Prediction]:
+        for item, result in classify(classifier, items, batch):
+            if isinstance(result, str):
+                yield Prediction(item.name, error=result)
+            else:
+                order = np.argsort(-result, kind="stable").tolist()
+                yield Prediction(item.name, {classifier.classes[i]: float(result[i]) for i in order})
 
-def _answers(classifier: Classifier, items: Iterator[_Item], batch: int) -> Iterator[Prediction]:
-    def read(item: _Item) -> Floats | str:
-        if item.source is None:
-            return item.error or "cannot be read"
-        try:
-            source = io.BytesIO(item.source) if isinstance(item.source, bytes) else item.source
-            return prepare(source, classifier.preprocessing)
-        except TailorError as error:
-            return reason(error.__cause__) if isinstance(error.__cause__, Exception) else "no such file"
-        except (OSError, ValueError) as error:  # a listed name no file can have
-            return reason(error)
-
-    with ThreadPoolExecutor(min(16, usable_cores()), thread_name_prefix="tailorvit-decode") as pool:
-        while group := list(islice(items, batch)):
-            read_ones = list(pool.map(read, group))
-            arrays = [x for x in read_ones if not isinstance(x, str)]
-            scores = iter(classifier.probabilities(np.stack(arrays)) if arrays else ())
-            for item, x in zip(group, read_ones):
-                yield Prediction(item.name, error=x) if isinstance(x, str) else _ranked(item, classifier, next(scores))
-
-
-def _ranked(item: _Item, classifier: Classifier, scores: Floats) -> Prediction:
-    if not np.isfinite(scores).all():
-        return Prediction(item.name, error="the network's answer is not a number")
-    order = np.argsort(-scores, kind="stable").tolist()
-    return Prediction(item.name, {classifier.classes[i]: float(scores[i]) for i in order})
+    return predictions()
 
 
 # -- writers ----------------------------------------------------------------------------------------------------------
 
 
 def _put(out: TextIO, text: str) -> None:
-    """Write; what the stream's encoding lacks is spelled out rather than fatal."""
+    """Write; characters that the stream's encoding lacks are escaped."""
     code = getattr(out, "encoding", None) or "utf-8"
     out.write(text.encode(code, "backslashreplace").decode(code))
 
 
 def _shown(text: str) -> str:
-    """A name on one line: line breaks and terminal codes are spelled out."""
+    """A name on one line: line breaks and terminal codes are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -291,7 +285,7 @@ def write_text(rows: Iterable[Prediction], top: int, out: TextIO) -> None:
 
 
 def write_json(rows: Iterable[Prediction], top: int, out: TextIO) -> None:
-    """A list of ``{"file", "classes", "error"}``, one a line."""
+    """A list of ``{"file", "classes", "error"}``, one per line."""
     before = "["
     for row in rows:
         _put(out, f"{before}\n {json.dumps({'file': row.name, 'classes': row.top(top), 'error': row.error})}")
@@ -300,12 +294,12 @@ def write_json(rows: Iterable[Prediction], top: int, out: TextIO) -> None:
 
 
 def write_csv(rows: Iterable[Prediction], top: int, out: TextIO) -> None:
-    """``file,rank,label,probability,error``: a line for each class kept, or one with the error."""
+    """``file,rank,label,probability,error``: one line per class, or one with the error."""
     header = ("file", "rank", "label", "probability", "error")
     lines = ((row.name, *cells) for row in rows for cells in _cells(row, top))
     for line in chain([header], lines):
         text = io.StringIO()
-        # Python 3.11 quotes a lone carriage return only if the line end holds one; so it does until the line is made.
+        # Python 3.11 quotes a lone carriage return only if the line ending has one, so it is cut off afterwards.
         csv.writer(text, lineterminator="\r\n").writerow(line)
         _put(out, text.getvalue()[:-2] + "\n")
 
@@ -336,7 +330,7 @@ def run_predict(
     stdin: BinaryIO | None = None,
     err_stream: TextIO | None = None,
 ) -> int:
-    """Predict and write; 0, or 1 where some images could not be read (they have rows, and a last word on stderr)."""
+    """Predict and write. Returns 0, or 1 where some images could not be read; stderr then says how many."""
     if format not in WRITERS:
         raise unknown("output format", format, WRITERS)
     if isinstance(top, bool) or not isinstance(top, int) or top < 0:

@@ -100,6 +100,21 @@ def test_the_larger_ones_fit(name, heads, depth):
     assert sum(p.numel() for p in plain.parameters()) == {"s": 22_891_432, "b": 53_691_688}[name]
 
 
+@torch.no_grad()
+def test_the_norms_have_the_released_eps_whatever_the_space_says(state, x):
+    other = SPACE.with_fixed(eps=0.1)
+    model, arch = load_supernet(state, other), archs()[2]
+    assert model.frame.eps == 1e-5 and dict(model.space.fixed)["eps"] == 1e-5 and dict(other.fixed)["eps"] == 0.1
+    network = load_plain(state, arch, {**FIXED, "eps": 0.1})
+    assert network.settings["eps"] == 1e-5
+    expected = reference(state, x, arch)
+    for output in (model(x, arch), network(x), family("vit").extract(model, arch)(x)):
+        torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
+    wrong = family("vit").supernet(model.space.with_fixed(eps=0.1)).eval()
+    wrong.load_state_dict(model.state_dict())
+    assert (wrong(x, arch) - expected).abs().max() > 1e-2, "another eps would show"
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -112,7 +127,7 @@ def test_a_space_the_file_has_no_room_for(state):
     ("change", "words"),
     [
         (lambda s: s.pop("blocks.1.fc1.bias"), r"lacks 'blocks\.1\.fc1\.bias'; it does not belong to"),
-        (lambda s: s.update({"blocks.0.lora": torch.zeros(1)}), r"a tensor too many, 'blocks.0.lora'"),
+        (lambda s: s.update({"blocks.0.lora": torch.zeros(1)}), r"an extra tensor, 'blocks.0.lora'"),
         (
             lambda s: s.update(pos_embed=torch.zeros(1, 26, 64)),
             r"shape of 'pos_embed', \(1, 26, 64\) instead of \(1, 17",
@@ -124,13 +139,13 @@ def test_a_space_the_file_has_no_room_for(state):
         ),
     ],
 )
-def test_a_damaged_file_is_told_in_one_sentence(state, change, words):
+def test_a_damaged_file_is_one_sentence(state, change, words):
     damaged = dict(state)
     change(damaged)
     for load in (lambda: load_supernet(damaged, SPACE), lambda: load_plain(damaged, SPACE.smallest(), FIXED)):
-        with pytest.raises(TailorError, match=words) as told:
+        with pytest.raises(TailorError, match=words) as caught:
             load()
-        assert str(told.value).count(".\n") == 0 and str(told.value).endswith(".")
+        assert str(caught.value).count(".\n") == 0 and str(caught.value).endswith(".")
 
 
 def test_another_family_is_refused(state):

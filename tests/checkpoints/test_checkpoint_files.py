@@ -1,4 +1,4 @@
-"""Reading checkpoint files: wrappers fall away, objects are never made."""
+"""Reading checkpoint files: wrappers are removed, objects are never unpickled."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def same(found, expected=STATE):
     ],
     ids=["bare", "model", "parallel", "ema beside", "ema alone", "nested", "options"],
 )
-def test_wrappers_fall_away(tmp_path, wrapped):
+def test_wrappers_are_removed(tmp_path, wrapped):
     torch.save(wrapped, tmp_path / "x.pth")
     assert same(read_state(tmp_path / "x.pth"))
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.bin"])
-def test_safetensors_are_told_by_content(tmp_path, name):
+def test_safetensors_are_recognised_by_content(tmp_path, name):
     save_file({k: v.half() for k, v in STATE.items()}, tmp_path / name)
     found = read_state(tmp_path / name)
     assert same(found) and found["a.weight"].dtype == torch.float32
@@ -60,11 +60,11 @@ class Trap:
         return os.mkdir, (str(self.place),)
 
 
-def test_objects_are_refused_and_never_made(tmp_path):
+def test_objects_are_refused_and_never_unpickled(tmp_path):
     torch.save({"model": STATE, "extra": Trap(tmp_path / "sprung")}, tmp_path / "x.pth")
-    with pytest.raises(TailorError, match=r"holds an object of posix\.mkdir besides tensors.*could run code") as told:
+    with pytest.raises(TailorError, match=r"holds an object of posix\.mkdir besides tensors.*could run code") as caught:
         read_state(tmp_path / "x.pth")
-    assert not (tmp_path / "sprung").exists() and str(told.value).count("\n") == 0
+    assert not (tmp_path / "sprung").exists() and str(caught.value).count("\n") == 0
     torch.save({"model": STATE, "where": Path("x")}, tmp_path / "y.pth")
     with pytest.raises(TailorError, match=r"besides tensors"):
         read_state(tmp_path / "y.pth")

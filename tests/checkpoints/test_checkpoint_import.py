@@ -64,10 +64,19 @@ def test_import_then_predict(here, released):
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(here / "photo.png")
-    told = CliRunner().invoke(cli.app, ["predict", "net", "photo.png", "--json"])
-    answer = json.loads(told.output)
+    done = CliRunner().invoke(cli.app, ["predict", "net", "photo.png", "--json"])
+    answer = json.loads(done.output)
     answer = answer[0] if isinstance(answer, list) else answer
     assert {"cat", "dog", "horse"} <= set(json.dumps(answer).replace('"', " ").split())
+
+
+@pytest.mark.parametrize("eps", [None, 0.1])
+def test_an_imported_autoformer_has_the_released_eps(here, released, eps):
+    fixed = {k: v for k, v in {**ARCH["fixed"], "eps": eps}.items() if v is not None}
+    (here / "other.json").write_text(json.dumps({**ARCH, "fixed": fixed}))
+    import_checkpoint("supernet.pth", "other.json", out="net")
+    network = tailorvit.load(here / "net")
+    assert network.card.fixed["eps"] == network.model.settings["eps"] == 1e-5
 
 
 def test_a_named_architecture_and_its_place(here):

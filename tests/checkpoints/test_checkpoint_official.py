@@ -1,4 +1,4 @@
-"""The official Q-K-V layout keeps a family's promises: executions agree, gradients stay inside, training works."""
+"""The official Q-K-V layout keeps the contract of a family: executions agree, gradients stay inside, training works."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_sliced_grouped_and_extracted_agree(model):
 
 
 @torch.no_grad()
-def test_the_bias_is_shared_out_of_line(model):
+def test_the_bias_is_shared_unaligned(model):
     """With q channels in use, entries q to 2q are the keys', which no softmax feels, and 2q to 3q the values'."""
     x, small, large = images(), SPACE.smallest(), SPACE.largest()
     q = 16 * int(small.many("heads")[0])
@@ -98,7 +98,7 @@ def test_it_trains(model, freeze):
         group["lr"] = 1e-2
     x, y, losses = images(), torch.tensor([1, 2]), []
     arch = SPACE.smallest()
-    kept = model.blocks[0].attn.qkv_bias.detach().clone()
+    before = model.blocks[0].attn.qkv_bias.detach().clone()
     for _ in range(5):
         optimizer.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(model(x, arch), y)
@@ -108,7 +108,7 @@ def test_it_trains(model, freeze):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    used, moved = 3 * 16 * int(arch.many("heads")[0]), model.blocks[0].attn.qkv_bias.detach() != kept
+    used, moved = 3 * 16 * int(arch.many("heads")[0]), model.blocks[0].attn.qkv_bias.detach() != before
     assert moved[:used].any() and not moved[used:].any()
 
 

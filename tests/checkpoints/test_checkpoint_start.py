@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from checkpoint_states import autoformer_reference, autoformer_state
+from tailorvit.methods.given import with_supernet
 
 from tailorvit import api
 from tailorvit.checkpoints import IMAGENET, checksum
@@ -13,7 +14,6 @@ from tailorvit.data import open_data
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.methods import session as session_module
-from tailorvit.methods.given import with_supernet
 from tailorvit.runs import Run
 from tailorvit.train import accuracy
 
@@ -68,15 +68,32 @@ def test_the_file_is_searched_and_never_trained(tmp_path, file, monkeypatch):
     assert (tmp_path / "run" / "report.html").is_file()
     with Run.open(tmp_path / "run") as record:
         assert record.result("supernet-0")["sha256"] == checksum(file)
-        told = [e["text"] for e in record.events("start")]
+        messages = [e["text"] for e in record.events("start")]
         data = open_data("digits", limit=120, saved=record.read_json("splits"))
     assert (
-        len(told) == 1
-        and "supernet-small.pth (autoformer, room for depth 5, embed 64, heads 4; sha256" in told[0]
-        and "not trained" in told[0]
+        len(messages) == 1
+        and "supernet-small.pth (autoformer, room for depth 5, embed 64, heads 4; sha256" in messages[0]
+        and "not trained" in messages[0]
     )
     batches = list(data.eval_batches("search", 64))
     assert result["search_accuracy"] == pytest.approx(accuracy(network.model, batches, "cpu"))
+
+
+@torch.no_grad()
+def test_the_space_gets_the_eps_of_the_file(tmp_path, file):
+    """The network computes what the released code computes, although the recipe's space has another eps."""
+    from tailorvit import load
+    from tailorvit.arch import Arch
+    from tailorvit.config import parse_recipe
+
+    result = run(tmp_path, recipe(file, space=SPACE.with_fixed(eps=0.1).to_dict()))
+    network, arch = load(tmp_path / "run"), Arch.from_dict(result["arch"])
+    assert network.model.settings["eps"] == 1e-5 and result["fixed"]["eps"] == 1e-5
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    expected = autoformer_reference(torch.load(file, weights_only=True)["model"], x, arch, 16, 2)
+    torch.testing.assert_close(network(x), expected, atol=1e-4, rtol=1e-4)
+    saved = parse_recipe((tmp_path / "run" / "recipe.toml").read_text(), "recipe.toml")
+    assert saved["space"]["fixed"]["eps"] == 1e-5, "a resumed run builds the same supernet"
 
 
 def test_a_killed_run_goes_on_without_the_file(tmp_path, file, monkeypatch):
@@ -104,7 +121,7 @@ def test_a_killed_run_goes_on_without_the_file(tmp_path, file, monkeypatch):
         ({"space": "swin-8px"}, r"supernet of the family vit, but the space is of the family swin"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, file, changes, words):
+def test_a_wrong_file_is_refused_before_anything_is_written(tmp_path, file, changes, words):
     with pytest.raises(TailorError, match=words):
         run(tmp_path, recipe(file, **changes))
     assert not (tmp_path / "run").exists()

@@ -24,7 +24,7 @@ from tailorvit.methods import METHODS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERBS = ["run", "resume", "finetune", "space", "cost", "list", "report", "compare", "watch", "export"]
-VERBS += ["import", "predict", "doctor", "rank", "score"]
+VERBS += ["import", "predict", "evaluate", "doctor", "rank", "score"]
 PLAIN = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
 
 
@@ -222,6 +222,8 @@ def test_doctor(call):
         (["predict", "nowhere", "x.png"], ["There is no folder 'nowhere'"]),
         (["predict", ".", "x.png", "--format", "xml"], ["Unknown output format 'xml'", "csv, json, text"]),
         (["predict", ".", "x.png", "--top", "-1"], ["must be 0 (all) or more, not -1"]),
+        (["evaluate", "nowhere", "--data", "digits"], ["There is no folder 'nowhere'"]),
+        (["evaluate", "none.onnx", "--data", "digits"], ["There is no ONNX file 'none.onnx'"]),
     ],
     ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tailorvit.methods.plan import auto_space, default_limit, hand_designed, threads_for
 
 from tailorvit import api, units
 from tailorvit.api import prepare, recipe_for
@@ -14,7 +15,6 @@ from tailorvit.costs import meter as meter_module
 from tailorvit.costs.measure import Latency, measure_latency
 from tailorvit.costs.meter import growing, largest_fitting, largest_measured
 from tailorvit.errors import InfeasibleError
-from tailorvit.methods.plan import auto_space, default_limit, hand_designed, threads_for
 
 FIXED = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head_dim": 32, "reach": 7}
 

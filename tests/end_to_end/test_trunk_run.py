@@ -20,7 +20,7 @@ import tailorvit
 from tailorvit.api import prepare, recipe_for
 from tailorvit.errors import TailorError
 from tailorvit.export import export
-from tailorvit.export.timm_models import build_network
+from tailorvit.for_timm import build_network
 
 RECIPE = """
 method = "s4"

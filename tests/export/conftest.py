@@ -26,9 +26,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     optimiser = torch.optim.AdamW(model.parameters(), 6e-3)
     x, y = map(torch.cat, zip(*data.eval_batches("train", 500)))
     for step in range(300):
-        some = torch.arange(step * 64, step * 64 + 64) % len(x)
+        chosen = torch.arange(step * 64, step * 64 + 64) % len(x)
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(model(x[some]), y[some]).backward()
+        torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
         optimiser.step()
     facts = {"method": "s4", "params": 1, "macs": 2, "test_accuracy": 90.0, "seed": 3}
     save_network(folder / "network", model.eval(), Card(ARCH, FIXED, NAMES, data.preprocessing, facts))
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     x, y = map(torch.cat, zip(*data.eval_batches("test", 500)))
     with torch.inference_mode():
         logits = load(folder)(x)
-    assert (logits.argmax(1) == y).float().mean() > 0.8, "a network that has learnt, so that its answers can change"
+    assert (logits.argmax(1) == y).float().mean() > 0.8, "a network that has learnt, so that its predictions can change"
     return Made(folder, x.numpy(), y.numpy(), logits.numpy())
 
 
@@ -57,9 +57,9 @@ def exported(made: Made):
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Pictures that need care: not square, transparent, lying on their side, 16 bit, a large JPEG."""
-    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+def image_paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Images that need care: not square, transparent, rotated by EXIF, 16 bit, a large JPEG."""
+    folder, rng = tmp_path_factory.mktemp("image_paths"), np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 255, (23, 37, 3), np.uint8)).save(folder / "a.png")
     Image.fromarray(rng.integers(0, 255, (40, 11, 4), np.uint8)).save(folder / "b.png")
     turned = Image.fromarray(rng.integers(0, 255, (16, 30), np.uint8))

@@ -1,8 +1,9 @@
-"""Every format is opened in a fresh process that imports only what the format needs, and gives the same logits."""
+"""Every format is loaded in a process of its own that imports only what the format needs, with the same logits."""
 
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,15 @@ TORCH = """
 import torch
 x = torch.from_numpy(x)
 torch.set_grad_enabled(False)
+def tune(loss, network):
+    optimiser, losses = torch.optim.AdamW(network.parameters(), 1e-2), []
+    for _ in range(8):
+        optimiser.zero_grad()
+        now = loss()
+        now.backward()
+        optimiser.step()
+        losses.append(now.item())
+    assert losses[-1] < losses[0] - 0.1, losses
 """
 
 ONNX = """
@@ -60,8 +70,7 @@ absent("tailorvit.elastic", "tailorvit.families", "tailorvit.search", "tailorvit
 
 TIMM = """
 import json, timm
-sys.path.insert(0, folder)
-import tailorvit_network
+import tailorvit.for_timm
 for place in (folder, sys.argv[3]):
     network = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
     agree(network(x))
@@ -93,32 +102,63 @@ square = np.arange(400, dtype=np.uint8).reshape(20, 20)
 from PIL import Image
 np.save(f"{scratch}/timm.npy", transform(Image.fromarray(square)).numpy())
 print(json.dumps({"config": config, "labels": network.pretrained_cfg["label_names"]}))
-absent("tailorvit", "transformers")
+
+torch.set_grad_enabled(True)
+tuned = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=4, drop_path_rate=0.1).train()
+tune(lambda: torch.nn.functional.cross_entropy(tuned(x[:32]), torch.arange(32) % 4), tuned)
+absent("tailorvit.elastic", "tailorvit.families", "transformers")
 """
 
 HF = """
 import json
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
-network = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)
+import tailorvit.for_transformers
+network = AutoModelForImageClassification.from_pretrained(folder)
 agree(network(x).logits)
 assert not network.training and network(x, labels=torch.zeros(len(x), dtype=torch.long)).loss > 0
-processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=True)
+processor = AutoImageProcessor.from_pretrained(folder)
 pixels = processor([Image.open(p) for p in sys.argv[3:]], return_tensors="pt")["pixel_values"]
 np.save(f"{scratch}/hf.npy", pixels.numpy())
 np.save(f"{scratch}/hf-one.npy", processor(Image.open(sys.argv[3]), return_tensors="np")["pixel_values"])
-first = pipeline("image-classification", model=folder, trust_remote_code=True, device="cpu")(sys.argv[3], top_k=1)[0]
+first = pipeline("image-classification", model=folder, device="cpu")(sys.argv[3], top_k=1)[0]
 best = network(pixels[:1]).logits.softmax(-1).max(-1)
 assert first["label"] == network.config.id2label[int(best.indices)] and abs(first["score"] - float(best.values)) < 1e-5
 network.save_pretrained(f"{scratch}/again")
 processor.save_pretrained(f"{scratch}/again")
-again = AutoModelForImageClassification.from_pretrained(f"{scratch}/again", trust_remote_code=True)
-agree(again(x).logits)
-tuned = AutoModelForImageClassification.from_pretrained(
-    folder, trust_remote_code=True, num_labels=3, ignore_mismatched_sizes=True)
+second = AutoModelForImageClassification.from_pretrained(f"{scratch}/again")
+agree(second(x).logits)
+assert AutoImageProcessor.from_pretrained(f"{scratch}/again").to_dict() == processor.to_dict()
+tuned = AutoModelForImageClassification.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True)
 assert tuned(x).logits.shape[1] == 3 and tuned(x).logits.isfinite().all()
+torch.set_grad_enabled(True)
+tune(lambda: tuned(x[:32], labels=torch.arange(32) % 3).loss, tuned.train())
 print(json.dumps(network.config.id2label))
-absent("tailorvit", "timm")
+absent("tailorvit.elastic", "tailorvit.families", "timm")
+"""
+
+
+# Folders as they were written before: with the network's source, which needs no tailorvit.
+OLD = """
+import timm
+sys.path.insert(0, folder)
+import tailorvit_network
+agree(timm.create_model(f"local-dir:{folder}", pretrained=True).eval()(x))
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+agree(AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)(x).logits)
+AutoImageProcessor.from_pretrained(folder, trust_remote_code=True)
+absent("tailorvit")
+"""
+
+OLD_INSTALLED = """
+import timm
+import tailorvit, tailorvit.for_timm, tailorvit.for_transformers
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+agree(tailorvit.load(folder)(x))
+agree(timm.create_model(f"local-dir:{folder}", pretrained=True).eval()(x))
+for trust in ({}, {"trust_remote_code": True}):
+    agree(AutoModelForImageClassification.from_pretrained(folder, **trust)(x).logits)
+    AutoImageProcessor.from_pretrained(folder, **trust)
 """
 
 
@@ -149,8 +189,8 @@ def test_safetensors_needs_no_search_code(exported, scratch):
     assert said["classes"] == list(NAMES)
 
 
-def test_timm_needs_no_tailorvit_and_does_its_duties(exported, made, scratch):
-    """Both folders, timm's own and the Hugging Face one, are opened."""
+def test_timm_loads_tunes_and_cuts_the_network(exported, made, scratch):
+    """Both folders are loaded, timm's own and the Hugging Face one."""
     said = last_line(fresh(HEAD + TORCH + TIMM, exported("timm").path, scratch, exported("hf").path))
     how = load(made.run).card.preprocessing
     assert said["config"]["input_size"] == [1, 8, 8] and said["config"]["interpolation"] == "bicubic"
@@ -163,12 +203,20 @@ def test_timm_needs_no_tailorvit_and_does_its_duties(exported, made, scratch):
     np.testing.assert_allclose(np.load(scratch / "timm.npy"), ours, atol=1e-5)
 
 
-def test_hugging_face_needs_no_tailorvit_and_prepares_pictures_as_we_do(exported, made, scratch, pictures):
-    said = last_line(fresh(HEAD + TORCH + HF, exported("hf").path, scratch, *pictures))
+def test_hugging_face_loads_and_tunes_the_network_and_prepares_images_as_we_do(exported, made, scratch, image_paths):
+    said = last_line(fresh(HEAD + TORCH + HF, exported("hf").path, scratch, *image_paths))
     assert list(said.values()) == list(NAMES)
-    ours = [preprocess(p, **load(made.run).card.preprocessing)[0].numpy() for p in pictures]
+    ours = [preprocess(p, **load(made.run).card.preprocessing)[0].numpy() for p in image_paths]
     np.testing.assert_allclose(np.load(scratch / "hf.npy"), np.stack(ours), atol=1e-5)
     np.testing.assert_allclose(np.load(scratch / "hf-one.npy"), ours[:1], atol=1e-5)
+
+
+@pytest.mark.parametrize("code", [OLD, OLD_INSTALLED], ids=["alone", "with tailorvit"])
+def test_folders_with_their_own_source_still_load(tmp_path, monkeypatch, code):
+    with zipfile.ZipFile(Path(__file__).with_name("exported-with-source.zip")) as old:
+        old.extractall(tmp_path)
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    fresh(HEAD + TORCH + code, tmp_path / "hf", tmp_path)
 
 
 @pytest.mark.parametrize("to", ["safetensors", "timm", "hf"])
@@ -188,8 +236,6 @@ def test_no_export_names_this_machine(exported, made):
         for name in exported(to).files:
             data = (exported(to).path / name).read_bytes()
             if name.endswith(".pt2"):
-                import zipfile
-
                 with zipfile.ZipFile(exported(to).path / name) as parts:
                     data = b"".join(parts.read(n) for n in parts.namelist())
             for word in private:

@@ -1,17 +1,21 @@
-"""Saved networks load without search code, old ones through their family, broken ones with a sentence; plain duties."""
+"""Saved networks: loaded, also old and broken ones; predictions of any kind of image; what plain networks offer."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from export_tools import ARCH, FIXED
+from export_tools import ARCH, FIXED, NAMES
+from PIL import Image
 
 from tailorvit.errors import TailorError
-from tailorvit.export import load, timm_format
+from tailorvit.export import load
+from tailorvit.export import network as network_module
+from tailorvit.export.formats import crop_share
 from tailorvit.families import FAMILIES, family, plain_class
 
 
@@ -27,7 +31,7 @@ def edit(folder, change):
     (folder / "network.json").write_text(json.dumps(data))
 
 
-def test_a_file_of_the_first_kind_still_loads(folder, made):
+def test_a_file_without_plain_settings_still_loads(folder, made):
     edit(folder, lambda d: (d.pop("plain"), d["preprocessing"].pop("interpolation")))
     with torch.inference_mode():
         np.testing.assert_array_equal(load(folder)(torch.from_numpy(made.x)).numpy(), made.logits)
@@ -41,7 +45,7 @@ def test_a_file_of_the_first_kind_still_loads(folder, made):
         (lambda d: d["plain"]["settings"].pop("embed"), "cannot be read"),
         (lambda d: d["plain"]["settings"].update(embed=32), "do not belong"),
         (lambda d: d.pop("classes"), "cannot be read"),
-        (lambda d: d["classes"].pop(), "classes apart but names"),
+        (lambda d: d["classes"].pop(), "has 10 classes but names 9 of them"),
     ],
 )
 def test_a_broken_description_is_one_sentence(folder, change, words):
@@ -56,9 +60,105 @@ def test_missing_weights_are_one_sentence(folder):
         load(folder)
 
 
-def test_predicting_files_works_on_what_was_written(folder, pictures):
-    rows = load(folder).predict(pictures)
-    assert len(rows) == len(pictures) and all(abs(sum(r.values()) - 1) < 1e-5 for r in rows)
+# -- predict ----------------------------------------------------------------------------------------------------------
+
+
+def probabilities(rows):
+    return [pytest.approx(row, abs=1e-6) for row in rows]
+
+
+def test_one_image_gives_one_prediction_and_several_a_list(folder, image_paths):
+    network = load(folder)
+    assert network.classes == NAMES
+    wanted = network.predict([str(p) for p in image_paths])
+    assert isinstance(wanted, list) and len({tuple(row) for row in wanted}) > 1
+    for row in wanted:
+        assert set(row) == set(NAMES) and abs(sum(row.values()) - 1) < 1e-5
+        assert list(row.values()) == sorted(row.values(), reverse=True)
+    assert (
+        network.predict(image_paths) == network.predict(tuple(image_paths)) == network.predict(p for p in image_paths)
+    )
+    assert (
+        network.predict(image_paths)
+        == network.predict(image_paths[0].parent)
+        == network.predict(str(image_paths[0].parent))
+    )
+    assert network.predict(image_paths) == probabilities(wanted)
+    for path, row in zip(image_paths, wanted):
+        assert network.predict(path) == network.predict(str(path)) == pytest.approx(row, abs=1e-6)
+    assert network.predict([]) == []
+
+
+def test_pillow_images_and_arrays_are_as_good_as_files(folder, image_paths, tmp_path):
+    """An undecoded JPEG too: it shrinks while decoding, and the caller's image stays as it was."""
+    network = load(folder)
+    wanted = network.predict(image_paths)
+    opened = [Image.open(p) for p in image_paths]
+    sizes = [image.size for image in opened]
+    assert network.predict(opened) == wanted and [image.size for image in opened] == sizes
+    assert network.predict(opened[0]) == pytest.approx(wanted[0], abs=1e-6)
+    rng = np.random.default_rng(1)
+    for shape in ((21, 30, 3), (21, 30, 4), (21, 30, 1), (21, 30)):
+        array = rng.integers(0, 256, shape, np.uint8)
+        Image.fromarray(array[..., 0] if shape[-1] == 1 else array).save(tmp_path / "a.png")
+        row = network.predict(tmp_path / "a.png")
+        assert network.predict(array) == network.predict(array / np.float32(255)) == row
+        assert network.predict(array.astype(float) / 255) == network.predict(np.asfortranarray(array)) == row
+    several = rng.integers(0, 256, (3, 21, 30, 3), np.uint8)
+    rows = network.predict(several)
+    assert rows == network.predict(list(several)) and len(rows) == 3
+
+
+def test_predicting_leaves_the_mode_and_batches_agree(folder, image_paths, monkeypatch):
+    network = load(folder)
+    wanted = network.predict(image_paths)
+    monkeypatch.setattr(network_module, "BATCH", 2)
+    network.train()
+    assert network.predict(image_paths) == probabilities(wanted)
+    assert network.training
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ("none.png", r"There is no image file 'none\.png'\."),
+        (Path("none"), r"There is no image file 'none'\."),
+        (["none.png"], r"There is no image file 'none\.png'\."),
+        (3, "a list of those, or a folder, not of the type int"),
+        ([3], "a Pillow image or a numpy array, not of the type int"),
+        (None, "not of the type NoneType"),
+        (torch.zeros(1, 8, 8), "not of the type Tensor"),
+        (np.zeros((8, 8, 2), np.uint8), r"with C 1, 3 or 4, .* not \(8, 8, 2\)"),
+        (np.zeros(8, np.uint8), r"not \(8,\)"),
+        (np.zeros((0, 8, 3), np.uint8), r"not \(0, 8, 3\)"),
+        (np.zeros((8, 8), np.int64), "is uint8, or float from 0 to 1, not int64"),
+        (np.full((8, 8), 3.0), "values from 0 to 1, not from 3 to 3"),
+        (np.full((8, 8), np.nan), "values from 0 to 1, not from nan to nan"),
+        (np.zeros((2, 8, 8, 5)), r"not \(8, 8, 5\)"),
+    ],
+    ids=str,
+)
+def test_bad_images_are_one_sentence(folder, tmp_path, monkeypatch, images, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TailorError, match=words) as caught:
+        load(folder).predict(images)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_and_folders_that_hold_no_image(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.png").write_text("text")
+    network = load(folder)
+    with pytest.raises(TailorError, match=r"no images in or below '.*empty'"):
+        network.predict(tmp_path / "empty")
+    for images in (tmp_path / "text.png", [tmp_path / "text.png"]):
+        with pytest.raises(TailorError, match=r"Cannot read '.*text\.png' as an image: not an image"):
+            network.predict(images)
+    with pytest.raises(TailorError, match="There is no image file"):  # a folder has to be given alone
+        network.predict([tmp_path / "empty"])
+
+
+# -- plain networks ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -67,9 +167,9 @@ def test_every_family_has_a_plain_network_that_settings_rebuild(name):
     space = next(iter(record.spaces.values()))
     model = record.build(record.frame(dict(space.fixed)), space.smallest())
     settings = json.loads(json.dumps(model.settings))
-    again = plain_class(name).from_settings(settings)
-    assert again.settings == model.settings
-    again.load_state_dict(model.state_dict())
+    rebuilt = plain_class(name).from_settings(settings)
+    assert rebuilt.settings == model.settings
+    rebuilt.load_state_dict(model.state_dict())
 
 
 def test_intermediate_maps_are_what_leaves_the_blocks():
@@ -112,13 +212,13 @@ def test_timm_resizes_to_the_size_we_do(made, size, margin):
 
     card = load(made.run).card
     card = replace(card, preprocessing={**card.preprocessing, "image_size": [size, size], "margin": margin})
-    assert int(size / timm_format.crop_share(card)) == round(margin * size)
+    assert int(size / crop_share(card)) == round(margin * size)
 
 
-def test_the_package_registers_the_entry_point_too(exported, made):
+def test_timm_options_of_a_network(exported, made):
     import timm
 
-    import tailorvit.export.timm_models  # noqa: F401 - registers
+    import tailorvit.for_timm  # noqa: F401 - registers
 
     model = timm.create_model(f"local-dir:{exported('timm').path}", pretrained=True, drop_path_rate=0.1).eval()
     with torch.inference_mode():

@@ -1,15 +1,18 @@
-"""Where exports go: whole or not at all, never over anybody's files; wishes nobody can grant are refused."""
+"""Where exports go: whole or not at all, never over other files; bad options; formats from outside."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from tailorvit.errors import TailorError
-from tailorvit.export import EXPORTERS, export, load, safetensors_format
+from tailorvit.export import EXPORTERS, Exporter, Job, export, formats, load
 from tailorvit.export.base import fresh_logits
 
 
@@ -17,11 +20,11 @@ def test_an_export_replaces_an_earlier_one(made, tmp_path):
     out = tmp_path / "deep" / "out"
     first = export(made.run, "safetensors", out)
     (out / "__pycache__").mkdir()
-    again = export(made.run, "torch", out, check=False)
-    assert first.path == again.path == out
+    second = export(made.run, "torch", out, check=False)
+    assert first.path == second.path == out
     assert sorted(p.name for p in out.iterdir()) == ["network.pt2", "tailorvit-export.json"]
     assert [p.name for p in out.parent.iterdir()] == ["out"]
-    assert "Not checked: not asked for" in again.lines()
+    assert "Not checked: switched off" in second.lines()
 
 
 def test_the_record_beside_the_files_holds_the_facts(made, tmp_path):
@@ -33,7 +36,7 @@ def test_the_record_beside_the_files_holds_the_facts(made, tmp_path):
     assert done.facts["bytes"] == {n: (done.path / n).stat().st_size for n in done.files}
 
 
-def test_somebody_elses_folder_stays_as_it_is(made, tmp_path):
+def test_a_foreign_folder_is_not_touched(made, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(TailorError, match="thesis"):
         export(made.run, "safetensors", tmp_path)
@@ -67,7 +70,7 @@ def test_a_failed_export_leaves_the_old_one_and_nothing_else(made, tmp_path, mon
             network.model.head.bias += 1
         return network
 
-    monkeypatch.setattr(safetensors_format, "load", wrong)
+    monkeypatch.setattr(formats, "load", wrong)
     with pytest.raises(TailorError, match="logits are off"):
         export(made.run, "safetensors", out)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
@@ -89,7 +92,7 @@ def test_options_of_another_format_are_refused(made):
         export(made.run, "timm", images=0)
 
 
-def test_an_unfinished_run_and_no_run_are_told_apart(made, tmp_path):
+def test_an_unfinished_run_and_a_missing_one(made, tmp_path):
     half = tmp_path / "half"
     shutil.copytree(made.run, half, ignore=shutil.ignore_patterns("network", "export"))
     with pytest.raises(TailorError, match="is the run finished"):
@@ -112,16 +115,17 @@ def test_without_its_data_an_export_is_checked_on_noise_and_says_so(made, tmp_pa
     shutil.copytree(made.run, tmp_path / "run", ignore=shutil.ignore_patterns("export"))
     change(tmp_path / "run")
     done = export(tmp_path / "run", "safetensors", images=4)
-    assert done.facts["checked_on"].startswith("random images: the run's data cannot be opened (")
+    assert done.facts["checked_on"].startswith("random images: the run's data cannot be read (")
     assert word in done.facts["checked_on"] and word in "\n".join(done.lines())
     assert word not in (done.path / "tailorvit-export.json").read_text(), "the reason may name folders of this machine"
 
 
 def test_an_export_that_needs_tailorvit_or_fails_does_not_pass(tmp_path):
     x = torch.zeros(1, 2)
-    with pytest.raises(TailorError, match="fresh process: needs tailorvit"):
-        fresh_logits("import tailorvit.errors\nlogits = lambda x: x", tmp_path, x)
-    with pytest.raises(TailorError, match="fresh process: ZeroDivisionError"):
+    with pytest.raises(TailorError, match="new process: needs tailorvit"):
+        fresh_logits("import tailorvit.errors\nlogits = lambda x: x", tmp_path, x, alone=True)
+    assert fresh_logits("import tailorvit.errors\nlogits = lambda x: x", tmp_path, x).equal(x)
+    with pytest.raises(TailorError, match="new process: ZeroDivisionError"):
         fresh_logits("1 / 0", tmp_path, x)
 
 
@@ -140,3 +144,31 @@ def test_a_namesake_in_the_working_folder_is_not_the_library(made, tmp_path, mon
     (tmp_path / "timm.py").write_text("raise SystemExit('not timm')")
     monkeypatch.chdir(tmp_path)
     assert export(made.run.resolve(), "timm", tmp_path / "out").facts["max_difference"] <= 1e-4
+
+
+# -- formats from outside ---------------------------------------------------------------------------------------------
+
+
+def test_the_documented_format_works(made, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    exec(next(b for b in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "Exporter(" in b), names)
+    monkeypatch.setitem(EXPORTERS, "numpy", names["NUMPY"])
+    done = export(made.run, "numpy", tmp_path / "out", images=5)
+    assert done.files == ("classes.txt", "weights.npz") and done.facts["max_difference"] <= 1e-6
+    assert "Checked on 5 test images of the run" in done.lines()[1]
+    assert "Not checked: switched off" in export(made.run, "numpy", tmp_path / "out", check=False).lines()
+    fields = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \| ", page.split("A `Job` holds:")[1], re.M)))
+    assert fields == [f.name for f in dataclasses.fields(Job)]
+
+
+def test_a_format_from_outside_that_lacks_something(made, tmp_path, monkeypatch):
+    def needy(job):
+        import a_module_nobody_has  # noqa: F401
+
+    monkeypatch.setitem(EXPORTERS, "needy", Exporter("needy", "", "needy[all]", needy))
+    with pytest.raises(TailorError, match=r"The format needy needs 'a_module_nobody_has': pip install 'needy\[all\]'"):
+        export(made.run, "needy", tmp_path / "needy")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setitem(EXPORTERS, "bare", Exporter("bare", "", None, lambda job: {}))
+    assert "Not checked: the format has no check" in export(made.run, "bare", tmp_path / "bare").lines()

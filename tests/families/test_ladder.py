@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tailorvit.seek.moves import moves
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
@@ -19,7 +20,6 @@ from tailorvit.families.ladder.family import FAMILY as LADDER
 from tailorvit.families.ladder.spaces import ladder_arch
 from tailorvit.methods.s4 import tell_idle_limit
 from tailorvit.rng import generator
-from tailorvit.seek.moves import moves
 from tailorvit.seek.s3 import shifted
 from tailorvit.seek.s4 import S4Settings
 from tailorvit.space import Dim, Space

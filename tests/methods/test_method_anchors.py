@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tailorvit.methods.anchors import RIDGE, anchored, biases, corner, design
 
 import tailorvit
 from tailorvit.config import configure
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.methods import anchors
-from tailorvit.methods.anchors import RIDGE, anchored, biases, corner, design
 from tailorvit.runs import Run
 from tailorvit.seek.slopes import Slope
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from tailorvit.methods.start import COPY, Start, open_start
 
 import tailorvit
 from tailorvit import api
@@ -20,7 +21,6 @@ from tailorvit.data import open_data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.export import Card, export, load, save_network
 from tailorvit.families import family
-from tailorvit.methods.start import COPY, Start, open_start
 from tailorvit.report import compare, write_report
 from tailorvit.runs import Run
 from tailorvit.train import accuracy

@@ -5,13 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-
-from tailorvit.config import configure
-from tailorvit.costs import Limits, Meter
-from tailorvit.errors import InfeasibleError, TailorError
-from tailorvit.families import FAMILIES, named_space
-from tailorvit.families.vit.spaces import patch_for
-from tailorvit.methods import METHODS, method
 from tailorvit.methods.plan import (
     auto_space,
     data_fixed,
@@ -23,6 +16,13 @@ from tailorvit.methods.plan import (
     tiny,
     wanted_size,
 )
+
+from tailorvit.config import configure
+from tailorvit.costs import Limits, Meter
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.families import FAMILIES, named_space
+from tailorvit.families.vit.spaces import patch_for
+from tailorvit.methods import METHODS, method
 
 BUDGETS = ["20k", "35k", "60k", "100k", "250k", "350k", "1M", "2.5M", "5M", "10M", "22M", "30M"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from tailorvit.methods.plan import require_feasible, shrunk, tiny
 
 from tailorvit.config import configure
 from tailorvit.costs import Meter
 from tailorvit.data import open_data
 from tailorvit.families import named_space
 from tailorvit.methods import session as session_module
-from tailorvit.methods.plan import require_feasible, shrunk, tiny
 from tailorvit.methods.s3 import really, s3
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.progress import Progress

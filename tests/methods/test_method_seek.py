@@ -7,13 +7,13 @@ import math
 
 import numpy as np
 import pytest
+from tailorvit.methods.evaluators import Yardstick
 
 import tailorvit
 from tailorvit.arch import Arch
 from tailorvit.config import configure
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
-from tailorvit.methods.evaluators import Yardstick
 from tailorvit.proxies import PROXIES, Proxy
 from tailorvit.proxies.score import Scorer
 from tailorvit.report.facts import collect

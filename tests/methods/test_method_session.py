@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tailorvit.methods.plan import shrunk
 
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
@@ -13,7 +14,6 @@ from tailorvit.families import family, named_space
 from tailorvit.families.network import DropPath
 from tailorvit.methods import finish
 from tailorvit.methods import session as session_module
-from tailorvit.methods.plan import shrunk
 from tailorvit.methods.s4 import RunBook
 from tailorvit.methods.session import Session
 from tailorvit.progress import Progress

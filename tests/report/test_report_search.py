@@ -8,6 +8,7 @@ import statistics
 
 import numpy as np
 import pytest
+from tailorvit.seek.quality import quality
 
 from tailorvit.report import collect, render
 from tailorvit.report.ancestry import ancestry, changes, family_tree, line_of
@@ -16,7 +17,6 @@ from tailorvit.report.search import figures, main_stage, search
 from tailorvit.report.why import figures as why_figures
 from tailorvit.report.why import why
 from tailorvit.runs import Run
-from tailorvit.seek.quality import quality
 
 
 def trial(depth, accuracy=50.0, parents=(), generation=0, **more):

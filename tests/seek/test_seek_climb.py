@@ -10,8 +10,8 @@ from tailorvit.families import named_space
 from tailorvit.search import SEARCHERS, best_trial, run_search
 from tailorvit.search.evolution import EvolutionSettings
 from tailorvit.search.random_search import RandomSettings
-from tailorvit.testing.synthetic import Synthetic
 from tailorvit.seek.s4 import Journal, S4Settings, move_space
+from tailorvit.testing.synthetic import Synthetic
 
 SMALL = named_space("vit-32px")
 OPTIMUM = {"depth": 9, "mlp": 2.5, "heads": 5, "embed": 80}

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailorvit.arch import Arch
-from tailorvit.costs import Limits, Meter
+from tailorvit.costs import Meter
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.rng import generator
-from tailorvit.testing.synthetic import Synthetic
 from tailorvit.seek.s3 import (
     S3Settings,
     decide,
@@ -26,6 +24,7 @@ from tailorvit.seek.s3 import (
     slope_error,
 )
 from tailorvit.space import Dim, Space
+from tailorvit.testing.synthetic import Synthetic
 
 SMALL = named_space("vit-32px")
 FREE = Meter.for_space(SMALL)

@@ -8,9 +8,9 @@ import pytest
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import InfeasibleError
 from tailorvit.families import named_space
-from tailorvit.testing.synthetic import Synthetic
 from tailorvit.seek.s3 import Journal, S3Settings, count_within, last_feasible, shift_space
 from tailorvit.space import Dim, Space
+from tailorvit.testing.synthetic import Synthetic
 
 SMALL = named_space("vit-32px")
 FREE = Meter.for_space(SMALL)

@@ -11,7 +11,6 @@ import pytest
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
-from tailorvit.testing.synthetic import Synthetic
 from tailorvit.seek.s4 import (
     Journal,
     S4Settings,
@@ -28,6 +27,7 @@ from tailorvit.seek.s4 import (
 )
 from tailorvit.seek.slopes import Slope
 from tailorvit.space import Dim, Space
+from tailorvit.testing.synthetic import Synthetic
 
 PAPER = named_space("s4-vit", classes=200)
 METER = Meter.for_space(PAPER, Limits.of(max_params="30M"))

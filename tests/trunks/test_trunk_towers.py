@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 
-from tailorvit.trunks.network import PlainTrunk
 from tailorvit.trunks import TrunkRequest, open_trunk
+from tailorvit.trunks.network import PlainTrunk
 from tailorvit.trunks.sources import from_hf, from_open_clip
 
 

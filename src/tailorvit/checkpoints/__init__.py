@@ -1,6 +1,6 @@
-"""Published checkpoints in our networks: their files, their names and layouts.
+"""Published checkpoints in our networks: reading the file, recognising its kind, filling a network or a supernet.
 
-LOADERS is the table of kinds: one entry each, the first that knows a file takes it.
+LOADERS is the table of kinds.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ from typing import Any
 from torch import nn
 
 from tailorvit.arch import Arch
-from tailorvit.checkpoints.autoformer import AUTOFORMER
-from tailorvit.checkpoints.base import IMAGENET, Loader, fill
 from tailorvit.checkpoints.files import State, checksum, read_state
-from tailorvit.checkpoints.released import SWIN, TIMM_PIT, TIMM_SWIN, TIMM_VIT
+from tailorvit.checkpoints.loaders import IMAGENET, LOADERS, Loader, autoformer_sizes, fill
 from tailorvit.errors import TailorError
 from tailorvit.families import family, named_arch, named_space, with_fixed
 from tailorvit.families.network import PlainNetwork
 from tailorvit.space import Space
-
-LOADERS: Mapping[str, Loader] = {loader.name: loader for loader in (AUTOFORMER, SWIN, TIMM_SWIN, TIMM_PIT, TIMM_VIT)}
 
 __all__ = [
     "IMAGENET",
     "LOADERS",
     "Loader",
     "State",
+    "autoformer_sizes",
     "checksum",
     "class_count",
     "load_plain",
@@ -37,67 +34,67 @@ __all__ = [
 
 
 def recognise(state: State) -> str:
-    """Which of LOADERS a state dict is for, told by its names."""
+    """The name of the loader for a state dict, recognised by its tensors' names."""
     for loader in LOADERS.values():
-        if loader.knows(state):
+        if loader.recognises(state):
             return loader.name
     first = next(iter(state), "none")
     known = "; ".join(loader.summary for loader in LOADERS.values())
-    raise TailorError(f"The checkpoint's names (such as '{first}') are of no kind known here: {known}.")
+    raise TailorError(f"The checkpoint's names (such as '{first}') are of no known kind. Known: {known}.")
 
 
 def class_count(state: State) -> int:
-    """How many classes the head tells apart."""
+    """The number of classes of the head."""
     for name in ("head.fc.weight", "head.weight"):
         if name in state and state[name].dim() == 2:
             return int(state[name].shape[0])
-    raise TailorError("The checkpoint has no head ('head.weight'), so it says nothing about classes.")
+    raise TailorError("The checkpoint has no head ('head.weight'), so its number of classes is unknown.")
 
 
 def load_plain(
     state: State, arch: str | Arch, fixed: Mapping[str, Any] | None = None, *, label: str | None = None
 ) -> PlainNetwork:
-    """The plain network of a named architecture (or of an Arch and its shared settings) with a checkpoint's weights.
+    """The plain network of a named architecture (or of an Arch and its settings) with a checkpoint's weights.
 
-    The classes are those of the checkpoint's head; ``fixed`` goes over the named settings. ``label`` is what a mistake
-    calls the architecture.
+    The classes are those of the checkpoint's head. ``fixed`` overrides the named settings, and the loader's own
+    settings override both. ``label`` is the architecture's name in error messages.
     """
     loader = LOADERS[recognise(state)]
     if isinstance(arch, str):
         named = named_arch(arch)
-        shape, given, label = named.arch, {**named.fixed, **(fixed or {})}, label or f"'{arch}'"
+        arch, settings, label = named.arch, {**named.fixed, **(fixed or {})}, label or f"'{arch}'"
     else:
-        shape, given, label = arch, dict(fixed or {}), label or f"this {arch.family}"
-    record = family(shape.family)
-    if shape.family not in loader.families:
+        settings, label = dict(fixed or {}), label or f"this {arch.family}"
+    record = family(arch.family)
+    if arch.family not in loader.families:
         raise TailorError(
             f"The checkpoint is of the kind '{loader.name}' ({loader.summary}), for the family "
-            f"{' or '.join(loader.families)}; {label} is of the family {shape.family}."
+            f"{' or '.join(loader.families)}; {label} is of the family {arch.family}."
         )
-    frame = record.frame({**given, "classes": class_count(state)})
-    converted = loader.plain(state, shape, frame)
-    network = record.build(frame, shape)
+    frame = record.frame({**settings, **loader.fixed, "classes": class_count(state)})
+    converted = loader.plain(state, arch, frame)
+    network = record.build(frame, arch)
     assert isinstance(network, PlainNetwork)
     fill(network, converted, label)
     return network.eval()
 
 
 def load_supernet(state: State, space: str | Space) -> nn.Module:
-    """The supernet of a space with a released supernet's weights: ``model(x, arch)`` runs any member.
+    """The supernet of a space with a released supernet's weights: ``model(x, arch)`` runs any architecture of it.
 
-    The model's space is the one given with the checkpoint's classes and Q-K-V layout.
+    ``model.space`` is the space with the settings of the file: its classes, its Q-K-V layout and the eps of its norms.
     """
     loader = LOADERS[recognise(state)]
     if loader.supernet is None:
-        having = ", ".join(other.name for other in LOADERS.values() if other.supernet is not None)
-        raise TailorError(f"A checkpoint of the kind '{loader.name}' is no supernet; supernets come as: {having}.")
-    given = named_space(space) if isinstance(space, str) else space
-    if given.family not in loader.families:
+        names = ", ".join(other.name for other in LOADERS.values() if other.supernet is not None)
+        raise TailorError(f"A checkpoint of the kind '{loader.name}' is not a supernet; kinds with supernets: {names}.")
+    space = named_space(space) if isinstance(space, str) else space
+    if space.family not in loader.families:
         raise TailorError(
             f"The checkpoint is a supernet of the family {' or '.join(loader.families)}, "
-            f"but the space is of the family {given.family}."
+            f"but the space is of the family {space.family}."
         )
-    own, weights = loader.supernet(state, with_fixed(given, classes=class_count(state)))
-    model = family(own.family).supernet(own)
-    fill(model, weights, "the space")
+    space = with_fixed(space, classes=class_count(state), **loader.fixed, **loader.supernet_fixed)
+    model = family(space.family).supernet(space)
+    fill(model, loader.supernet(state, space), "the space")
     return model.eval()

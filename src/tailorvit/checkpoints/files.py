@@ -1,4 +1,4 @@
-"""A checkpoint file as a dictionary of tensors: safetensors, or PyTorch's format read without making any object."""
+"""A checkpoint file as a dictionary of tensors: safetensors, or PyTorch's format without unpickling any object."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from torch import Tensor
 from tailorvit.errors import TailorError
 
 State = dict[str, Tensor]
-WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # in the order tried, one inside another
+WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # tried in this order; one may be inside another
 AVERAGES = ("model_ema", "state_dict_ema")  # only where nothing else is there: the papers report the weights themselves
-PREFIXES = ("module.", "_orig_mod.", "model.")  # of a wrapper around the network: several GPUs, compilation, Lightning
+PREFIXES = ("module.", "_orig_mod.", "model.")  # of data parallel, compiled and Lightning modules
 
 
-class _Left(dict[str, Any]):
-    """What stands in for the options a training script saved beside its weights: inert, and thrown away."""
+class _Ignored(dict[str, Any]):
+    """Takes the place of the options that a training script saved with its weights; holds nothing."""
 
     def __setstate__(self, state: Any) -> None:
-        """Nothing of it is kept."""
+        """Keep nothing."""
 
 
 def read_state(path: str | Path) -> State:
-    """The tensors of a checkpoint by name, whatever they were wrapped in; floats as float32, on the CPU.
+    """The tensors of a checkpoint by name, without any wrapper; floats as float32, on the CPU.
 
-    A PyTorch file may hold tensors, numbers, texts, lists and dictionaries. Any other object is refused unread, as
-    making it could run code; only the ``argparse.Namespace`` of the released training scripts is passed over.
+    A PyTorch file may hold tensors, numbers, texts, lists and dictionaries. Any other object is refused, because
+    unpickling it could run code; only the ``argparse.Namespace`` of the released training scripts is skipped.
     """
     file = Path(path)
     if not file.is_file():
         raise TailorError(f"There is no checkpoint file '{path}'.")
     try:
-        with file.open("rb") as opened:
-            start = opened.read(9)
+        with file.open("rb") as stream:
+            head = stream.read(9)
     except OSError as error:
         raise TailorError(f"Cannot read '{path}': {error.strerror}.") from None
     # A safetensors file begins with the length of its header and the header's brace, whatever its name is.
-    found = _safetensors(file) if start[8:9] == b"{" else _torch(file)
+    found = _safetensors(file) if head[8:9] == b"{" else _torch(file)
     return _tensors(_unwrapped(found), path)
 
 
 def checksum(path: str | Path) -> str:
-    """SHA-256 of a file, to say later which one it was."""
+    """SHA-256 of a file, to identify it later."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -68,16 +68,16 @@ def _torch(file: Path) -> Any:
     from torch.serialization import safe_globals
 
     try:
-        with warnings.catch_warnings(), safe_globals([(_Left, "argparse.Namespace")]):
-            warnings.simplefilter("ignore")  # of pickle versions; what cannot be read is said below
+        with warnings.catch_warnings(), safe_globals([(_Ignored, "argparse.Namespace")]):
+            warnings.simplefilter("ignore")  # about pickle versions; what cannot be read is reported below
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         if named is None:
             raise TailorError(f"'{file}' is neither a safetensors file nor a PyTorch checkpoint.") from None
         raise TailorError(
-            f"'{file}' holds an object of {named[1]} besides tensors, which is not read because it could run code; "
-            "save the state dict alone where the file can be trusted."
+            f"'{file}' holds an object of {named[1]} besides tensors, which is not loaded because it could run code; "
+            "if you trust the file, save its state dict alone."
         ) from None
     except (RuntimeError, OSError, EOFError, ValueError, LookupError, AttributeError, TypeError):
         raise TailorError(f"'{file}' is neither a safetensors file nor a PyTorch checkpoint.") from None

@@ -1,6 +1,6 @@
-"""Networks to take away: saved, loaded, and written in formats that run without this package.
+"""Finished networks: saved, loaded, and written in formats of other libraries.
 
-EXPORTERS is the table of formats: one file, one entry.
+EXPORTERS is the table of formats.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ from pathlib import Path
 import torch
 
 from tailorvit.errors import TailorError, unknown
-from tailorvit.export.base import Exported, Exporter, Job
-from tailorvit.export.hf_format import HF
-from tailorvit.export.images import images_of
+from tailorvit.export.base import MARK, Exported, Exporter, Job, compared, images_of, require_free, whole_folder
+from tailorvit.export.formats import HF, SAFETENSORS, TIMM, TORCH
 from tailorvit.export.network import FORMAT, Card, Network, load, save_network
 from tailorvit.export.onnx_format import ONNX
-from tailorvit.export.place import MARK, require_free, whole_folder
-from tailorvit.export.safetensors_format import SAFETENSORS
-from tailorvit.export.timm_format import TIMM
-from tailorvit.export.torch_format import TORCH
 
 EXPORTERS: Mapping[str, Exporter] = {e.name: e for e in (ONNX, TORCH, SAFETENSORS, TIMM, HF)}
 
-__all__ = ["EXPORTERS", "FORMAT", "Card", "Exported", "Exporter", "Network", "export", "load", "save_network"]
+__all__ = [
+    "EXPORTERS",
+    "FORMAT",
+    "Card",
+    "Exported",
+    "Exporter",
+    "Job",
+    "Network",
+    "compared",
+    "export",
+    "load",
+    "save_network",
+]
 
 
 def export(
@@ -32,7 +39,7 @@ def export(
     to: str,
     out: str | Path | None = None,
     *,
-    data: str | None = None,
+    data: str | Path | None = None,
     int8: bool = False,
     opset: int | None = None,
     check: bool = True,
@@ -40,8 +47,8 @@ def export(
 ) -> Exported:
     """Write the network of a run or network folder in another format, checked on ``images`` of the run's test images.
 
-    The result is ``folder/export/FORMAT`` unless ``out`` says otherwise; it appears whole or not at all.
-    ``data`` says where the run's images lie now, for a run made elsewhere.
+    The result is ``folder/export/FORMAT`` unless ``out`` is given; it is written whole or not at all.
+    ``data`` says where the run's images are now, if they were moved.
     """
     if to not in EXPORTERS:
         raise unknown("export format", to, EXPORTERS)
@@ -49,20 +56,29 @@ def export(
         raise TailorError(f"int8 and opset belong to the format onnx, not to {to}.")
     if images < 1:
         raise TailorError(f"An export is checked on at least 1 image, not {images}.")
-    source = Path(folder)
+    source, exporter = Path(folder), EXPORTERS[to]
     network = load(source)
     place = source / "export" / to if out is None else Path(out)
     require_free(place)  # before the work, not after it
-    found = images_of(source, network.card, data)
-    x = found.some(images)
+    found = images_of(source, network.card, None if data is None else str(data))
+    x = found.sample(images)
     with torch.inference_mode():
         expected = network(x)
     with whole_folder(place) as beside:
-        facts = EXPORTERS[to].function(Job(network, source, beside, found, x, expected, check, int8, opset))
+        try:
+            facts = exporter.function(Job(network, source, beside, found, x, expected, check, int8, opset))
+        except ModuleNotFoundError as error:
+            hint = f": pip install '{exporter.needs}'" if exporter.needs else ", which is not installed"
+            raise TailorError(f"The format {to} needs '{error.name}'{hint}.") from None
         files = sorted(p.name for p in beside.iterdir())
+        checked = "max_difference" in facts
         facts = {
-            **({"checked_on": found.origin, "images": len(x)} if "max_difference" in facts else {}),
-            **({} if "max_difference" in facts or "unchecked" in facts else {"unchecked": "not asked for"}),
+            **({"checked_on": found.origin, "images": len(x)} if checked else {}),
+            **(
+                {}
+                if checked or "unchecked" in facts
+                else {"unchecked": "the format has no check" if check else "switched off"}
+            ),
             **facts,
             "bytes": {name: (beside / name).stat().st_size for name in files},
         }

@@ -1,33 +1,39 @@
-"""The network to take away: plain weights as safetensors, everything else as JSON; loaded without elastic code."""
+"""A finished network: plain weights as safetensors, everything else as JSON; loaded without the search code."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.errors import TailorError, unknown
-from tailorvit.families import FAMILIES, plain_class
+from tailorvit.errors import TailorError
+from tailorvit.families import plain_class
+from tailorvit.portable import Preprocessing, image_list, prepare
+
+if TYPE_CHECKING:
+    from tailorvit.portable import Source
 
 FORMAT = 1
 WEIGHTS = ("network.safetensors", "model.safetensors")  # a run's own name, and the one timm and Hugging Face look for
-PREFIX = "network."  # before every name in a Hugging Face folder, whose model holds ours
+PREFIX = "network."  # before every name in a Hugging Face folder, whose model contains ours
+BATCH = 64
 
 
 @dataclass(frozen=True)
 class Card:
-    """What must travel with the weights: architecture, settings, preprocessing and class names."""
+    """What must be stored with the weights: architecture, settings, preprocessing and class names."""
 
     arch: Arch
     fixed: Mapping[str, Any]
     classes: tuple[str, ...]
-    preprocessing: Mapping[str, Any]  # what tailorvit.data.preprocess takes
+    preprocessing: Mapping[str, Any]  # the arguments of tailorvit.data.preprocess
     facts: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,11 +63,16 @@ class Card:
 
 
 class Network(nn.Module):
-    """A plain network with its card: call it on normalised images, or ``predict`` files."""
+    """A plain network with its card: call it on normalised images, or ``predict`` images of any kind."""
 
     def __init__(self, model: nn.Module, card: Card) -> None:
         super().__init__()
         self.model, self.card = model, card
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names, in the order of the logits."""
+        return self.card.classes
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of normalised images (B, C, H, W)."""
@@ -69,21 +80,29 @@ class Network(nn.Module):
         return out
 
     @torch.inference_mode()
-    def predict(self, paths: Sequence[str | Path]) -> list[dict[str, float]]:
-        """Class probabilities of image files, most probable first."""
-        from tailorvit.data import preprocess
+    def predict(self, images: Source | Iterable[Source]) -> dict[str, float] | list[dict[str, float]]:
+        """Class probabilities, most probable first: a dictionary for one image, a list of them for several.
 
+        One image is a file's path, a Pillow image or an array (H, W) or (H, W, C). Several are a list of those, an
+        array (N, H, W, C) or a folder, whose images come in sorted order. Arrays are uint8, or float from 0 to 1.
+        """
+        sources, several = image_list(images)
+        how, device = Preprocessing.from_dict(self.card.preprocessing), next(self.parameters()).device
+        training, rows = self.training, []
         self.eval()
-        card, rows = self.card, []
-        for path in paths:
-            scores = self(preprocess(path, **card.preprocessing)).softmax(-1)[0]
-            order = scores.argsort(descending=True).tolist()
-            rows.append({card.classes[i]: float(scores[i]) for i in order})
-        return rows
+        try:
+            for at in range(0, len(sources), BATCH):
+                x = torch.from_numpy(np.stack([prepare(source, how) for source in sources[at : at + BATCH]]))
+                for scores in self(x.to(device)).softmax(-1).cpu():
+                    order = scores.argsort(descending=True).tolist()
+                    rows.append({self.classes[i]: float(scores[i]) for i in order})
+        finally:
+            self.train(training)
+        return rows if several else rows[0]
 
 
 def document(model: nn.Module, card: Card) -> dict[str, Any]:
-    """What network.json holds: the card, and the plain network's settings, which alone rebuild it."""
+    """The content of network.json: the card, and the plain network's settings, from which it is built again."""
     return {**card.to_dict(), "plain": {"family": card.arch.family, "settings": model.settings}}
 
 
@@ -105,20 +124,21 @@ def save_network(folder: Path, model: nn.Module, card: Card) -> None:
 
 
 def network_folder(folder: str | Path) -> Path:
-    """Where network.json lies: the folder itself, or ``network`` inside a run folder."""
+    """Where network.json is: the folder itself, or ``network`` inside a run folder."""
     place = Path(folder)
     if not place.exists():
         raise TailorError(f"There is no folder '{folder}'; give a run folder or one that holds network.json.")
-    place = place if (place / "network.json").is_file() else place / "network"
-    if not (place / "network.json").is_file():
-        exported = next((f.name for f in Path(folder).glob("*.onnx")), None) if Path(folder).is_dir() else None
-        if exported or any(Path(folder).glob("*.pt2")):
-            hint = f"predict reads '{exported}' itself" if exported else "give the run's folder"
-            raise TailorError(
-                f"'{folder}' is an export without network.json, as only safetensors, timm and hf have; {hint}."
-            )
-        raise TailorError(f"'{folder}' holds no finished network (no network.json); is the run finished?")
-    return place
+    if (place / "network.json").is_file():
+        return place
+    if (place / "network" / "network.json").is_file():
+        return place / "network"
+    onnx = next((f.name for f in place.glob("*.onnx")), None) if place.is_dir() else None
+    if onnx or any(place.glob("*.pt2")):
+        hint = f"predict takes '{onnx}' itself" if onnx else "give the run's folder"
+        raise TailorError(
+            f"'{folder}' is an export without network.json, which only safetensors, timm and hf write; {hint}."
+        )
+    raise TailorError(f"'{folder}' holds no finished network (no network.json); is the run finished?")
 
 
 def load(folder: str | Path) -> Network:
@@ -131,7 +151,7 @@ def load(folder: str | Path) -> Network:
         data = json.loads((place / "network.json").read_text(encoding="utf-8"))
         card = Card.from_dict(data)
         state = load_file(next((place / n for n in WEIGHTS if (place / n).is_file()), place / WEIGHTS[0]))
-        model = _rebuilt(data.get("plain"), card)
+        model = _build(data.get("plain"), card)
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TailorError(f"The network in '{folder}' cannot be read: {error}.") from None
     try:
@@ -140,17 +160,15 @@ def load(folder: str | Path) -> Network:
         raise TailorError(f"The weights in '{place}' do not belong to the architecture in network.json.") from None
     if len(card.classes) != model.num_classes:
         raise TailorError(
-            f"The network in '{folder}' tells {model.num_classes} classes apart but names {len(card.classes)}."
+            f"The network in '{folder}' has {model.num_classes} classes but names {len(card.classes)} of them."
         )
     return Network(model.eval(), card)
 
 
-def _rebuilt(plain: Mapping[str, Any] | None, card: Card) -> nn.Module:
-    if plain is None:  # written before networks stated their settings: the family works them out
+def _build(plain: Mapping[str, Any] | None, card: Card) -> nn.Module:
+    if plain is None:  # an old file without the plain settings: the family derives them
         from tailorvit.families import family
 
         record = family(card.arch.family)
         return record.build(record.frame(card.fixed), card.arch)
-    if plain["family"] not in FAMILIES:
-        raise unknown("family", plain["family"], FAMILIES)
     return plain_class(plain["family"]).from_settings(plain["settings"])

@@ -21,10 +21,10 @@ from tailorvit.export import Network, load
 from tailorvit.export.network import WEIGHTS, network_folder
 from tailorvit.families import family
 from tailorvit.families.base import around
-from tailorvit.methods import Method
 from tailorvit.families.network import PlainNetwork
 from tailorvit.families.resize import Windows, require_size, resized, resized_settings
 from tailorvit.families.windows.plain import Sides
+from tailorvit.methods import Method
 from tailorvit.rng import seed_everything
 from tailorvit.runs import Run
 from tailorvit.runs.atomic import write_bytes

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from tailorvit.checkpoints import IMAGENET, checksum, class_count, load_supernet, read_state, recognise
-from tailorvit.checkpoints.autoformer import room
+from tailorvit.checkpoints import (
+    IMAGENET,
+    autoformer_sizes,
+    checksum,
+    class_count,
+    load_supernet,
+    read_state,
+    recognise,
+)
 from tailorvit.data import Data
 from tailorvit.errors import TailorError
 from tailorvit.space import Space
@@ -57,7 +64,8 @@ def load_released(session: Session, space: Space, stage: str) -> nn.Module:
         model.load_state_dict(load_supernet(state, space).state_dict())
         facts = {"file": file.name, "loader": recognise(state), "sha256": checksum(file)}
         # A file may have room for more than the space asks for: 256 channels for 240, or a larger supernet by mistake.
-        size = ", ".join(f"{gene} {n}" for gene, n in room(state, int(dict(space.fixed)["head_dim"])).items())
+        sizes = autoformer_sizes(state, int(dict(space.fixed)["head_dim"]))
+        size = ", ".join(f"{gene} {n}" for gene, n in sizes.items())
         text = f"weights of {file.name} ({facts['loader']}, for {size}; sha256 {facts['sha256'][:12]}), not trained"
         session.log_once("start", f"{stage}: {text}", **facts)
         session.save_stage(model, stage, facts)

@@ -12,7 +12,6 @@ from tailorvit.methods.session import S4Journal, Session, Supernets
 from tailorvit.seek.s4 import move_space, moves_for, size_metric, size_of
 
 
-
 def s4(session: Session) -> dict[str, Any]:
     """Run S4 end to end."""
     settings = session.config.s4

@@ -14,7 +14,6 @@ from tailorvit.rng import derive
 from tailorvit.search.base import Candidate, GenerationSearcher, Legal, SearchMethod, Trial, draw, first_draw
 from tailorvit.space import Space
 
-
 P_CROSS = 0.9
 P_DEPTH, P_GLOBAL, P_BLOCK = 0.2, 0.2, 0.1  # of a mutation: gentler than evolution's, because it follows a cross
 

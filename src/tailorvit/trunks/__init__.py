@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailorvit.trunks.sources import SOURCES, TrunkRequest, TrunkSource, open_trunk, read_tower, tower_from_state
-from tailorvit.trunks.tower import Tower, Trunk, TrunkSettings, decodes_trunk
+from tailorvit.trunks.tower import Tower, Trunk, TrunkSettings
 
 __all__ = [
     "SOURCES",
@@ -12,7 +12,6 @@ __all__ = [
     "TrunkRequest",
     "TrunkSettings",
     "TrunkSource",
-    "decodes_trunk",
     "open_trunk",
     "read_tower",
     "tower_from_state",

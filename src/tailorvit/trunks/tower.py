@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tailorvit.errors import TailorError
@@ -37,11 +37,6 @@ class TrunkSettings:
                 raise TailorError(f"trunk.{name} must be at least 1, not {value}.")
         if not self.source and any(getattr(self, f.name) != f.default for f in fields(self)):
             raise TailorError("The [trunk] table needs 'source', for example trunk.source = \"random:tiny\".")
-
-
-def decodes_trunk(plain_class: type[nn.Module]) -> bool:
-    """Whether a family's plain network takes trunk features: it then has ``attached(trunk)``."""
-    return hasattr(plain_class, "attached")
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value to compare

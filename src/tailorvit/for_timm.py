@@ -1,7 +1,6 @@
-"""timm's entry point 'tailorvit': any of our plain networks, built from the settings in a folder's config.json.
+"""``import tailorvit.for_timm`` registers the model name 'tailorvit' with timm.
 
-Importing this module registers it. It is also bundled into the standalone file of an exported folder, so it may import
-from tailorvit only what a bundle can hold.
+``timm.create_model("local-dir:FOLDER", pretrained=True)`` then loads a folder that ``tailorvit export`` wrote.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ import torch
 from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
+from tailorvit.export.network import PREFIX
 from tailorvit.families import plain_class
 
 
 def plain_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The weights under the plain network's own names; a Hugging Face folder puts 'network.' before them."""
-    return {name.removeprefix("network."): tensor for name, tensor in state.items()}
+    """The weights under the plain network's own names; a Hugging Face folder has a prefix before them."""
+    return {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
 
 
 def build_network(
@@ -33,7 +33,7 @@ def build_network(
     """The plain network of the settings, with timm's usual changes: classes, channels, pooling, stochastic depth."""
     if settings is None:
         raise ValueError("'tailorvit' needs the settings of a network: timm.create_model('local-dir:FOLDER').")
-    first = settings.get("trunk") or settings  # what meets the images
+    first = settings.get("trunk") or settings  # the part that takes the images
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     if size is not None and list(size) != list(first["image_size"]):
         raise ValueError(f"This network takes images of {first['image_size']}, not {list(size)}.")
@@ -48,7 +48,7 @@ def build_network(
 
 
 def feature_maps(family: str, settings: Mapping[str, Any] | None) -> int:
-    """How many maps ``features_only`` gives unless told: one a stage, or the last three blocks without stages."""
+    """How many maps ``features_only`` returns by default: one per stage, or the last three blocks without stages."""
     if settings is None:
         return 1
     with torch.device("meta"):
@@ -58,14 +58,14 @@ def feature_maps(family: str, settings: Mapping[str, Any] | None) -> int:
 
 @register_model
 def tailorvit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """A network found by TailorViT; its settings come with the folder it is opened from."""
-    last = kwargs.pop("out_indices", None) or feature_maps(kwargs.get("family", "vit"), kwargs.get("settings"))
-    found: nn.Module = build_model_with_cfg(
+    """A network found by TailorViT; its settings come from the folder it is loaded from."""
+    indices = kwargs.pop("out_indices", None) or feature_maps(kwargs.get("family", "vit"), kwargs.get("settings"))
+    model: nn.Module = build_model_with_cfg(
         build_network,
         "tailorvit",
         pretrained,
         pretrained_filter_fn=plain_state,
-        feature_cfg={"out_indices": last, "feature_cls": "getter"},
+        feature_cfg={"out_indices": indices, "feature_cls": "getter"},
         **kwargs,
     )
-    return found
+    return model
