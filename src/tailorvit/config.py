@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from tailorvit.analysis.settings import AnalysisSettings
+from tailorvit.costs.latency_predictor import HatSettings
 from tailorvit.costs.limits import Limits
-from tailorvit.costs.predictor import HatSettings
 from tailorvit.errors import TailorError, unknown
-from tailorvit.proxies.settings import SeekSettings, UntrainedSettings
+from tailorvit.proxies.settings import SeekSettings, UntrainedSettings, renamed_keys
 from tailorvit.search import PRESETS, searcher
 from tailorvit.seek.s3 import S3Settings
 from tailorvit.seek.s4 import S4Settings
@@ -252,7 +252,7 @@ def overrides(pairs: Iterable[str]) -> dict[str, Any]:
 
 def configure(data: Mapping[str, Any]) -> Config:
     """Check a whole recipe. ``final.train`` starts from ``train``: the last training is the same recipe unless told."""
-    data = merged(STARTS.get(str(data.get("method")), {}), data)
+    data = merged(STARTS.get(str(data.get("method")), {}), renamed_keys(data))
     if isinstance(data.get("train", {}), Mapping) and isinstance(data.get("final", {}), Mapping):
         data["final"] = merged({"train": dict(data.get("train", {}))}, data.get("final", {}))
     return checked(Config, data)

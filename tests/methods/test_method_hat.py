@@ -15,7 +15,7 @@ from tailorvit.arch import Arch
 from tailorvit.config import configure, parse_recipe, read_recipe
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
-from tailorvit.costs.predictor import HatSettings, Predictor
+from tailorvit.costs.latency_predictor import HatSettings, LatencyPredictor
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
 from tailorvit.methods.hat import latency_limit
@@ -62,7 +62,7 @@ def clock(monkeypatch):
 
 
 def test_the_search_goes_by_predictions_and_ends_with_a_measurement(tmp_path, clock):
-    result = go(tmp_path / "run", "hat.quantile=0.5")
+    result = go(tmp_path / "run")
     found, limit = result["latency_predictor"], result["limits"]["latency"]["max"]
     assert found["limit"] == limit and sorted(clock)[0] * 1e-7 < limit < sorted(clock)[-1] * 1e-7
     assert found["samples"] == 12 and found["held_out"] == 4 and found["noise"] == 0
@@ -87,7 +87,9 @@ def test_the_median_of_the_rounds_counts_and_noise_is_a_share_of_the_latency(mon
     meter, hat = Meter.for_space(space), importlib.import_module("tailorvit.methods.hat")
     factors = (1.0, 1.1, 5.0)
     monkeypatch.setattr(
-        hat, "_round", lambda _, archs, number: [1e-8 * factors[number] * meter.cost("params", a) for a in archs]
+        hat,
+        "_measure_round",
+        lambda _, archs, number: [1e-8 * factors[number] * meter.cost("params", a) for a in archs],
     )
     run = SimpleNamespace(
         measured=lambda _, arch: kept.get(arch), record_measured=lambda _, arch, value: kept.update({arch: value})
@@ -96,7 +98,7 @@ def test_the_median_of_the_rounds_counts_and_noise_is_a_share_of_the_latency(mon
     session = SimpleNamespace(
         config=config, space=space, seed=0, run=run, meter=meter, timed=lambda _: contextlib.nullcontext()
     )
-    noise = hat._predictor(session)[-1]
+    noise = hat._fit_predictor(session)[-1]
     assert noise == pytest.approx(10) and len(kept) == 16
     assert all(seconds == pytest.approx(1.1e-8 * meter.cost("params", arch)) for arch, seconds in kept.items())
 
@@ -166,8 +168,8 @@ def test_a_clock_that_never_says_the_same_twice_is_read_once(tmp_path, monkeypat
 
 def test_a_candidate_that_breaks_the_limit_when_measured_is_refused(tmp_path, clock, monkeypatch):
     """The predictor says yes to everything; only the clock knows."""
-    monkeypatch.setattr(Predictor, "__call__", lambda self, arch: 1e-6)
-    result = go(tmp_path / "run", "hat.quantile=0.4", "search.generations=4")
+    monkeypatch.setattr(LatencyPredictor, "__call__", lambda self, arch: 1e-6)
+    result = go(tmp_path / "run", "search.generations=4")
     limit = result["limits"]["latency"]["max"]
     assert result["latency"] <= limit and result["latency_predictor"]["predicted"] == 1e-6
     with Run.open(tmp_path / "run", lock=False) as run:

@@ -16,6 +16,7 @@ from tailorvit.rng import generator
 
 FAMILY_NAMES = sorted(FAMILIES)
 MEASURED = [name for name, p in PROXIES.items() if p.cost != "counted"]
+ALONE = [name for name, p in PROXIES.items() if p.together is None]  # whose score does not depend on the others scored
 
 
 @cache

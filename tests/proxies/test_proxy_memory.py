@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from proxy_tools import sample, scorer, small_space
 
+from tailorvit.proxies.dss import WeightNorms
 from tailorvit.rng import generator
 
 
@@ -36,9 +37,7 @@ def test_memory_is_flat():
 
 
 def test_remembered_norms_are_bounded():
-    from tailorvit.proxies.norms import WeightNorms
-
-    norms = WeightNorms(kept=5)
+    norms = WeightNorms(limit=5)
     for i in range(20):
         assert norms([i], lambda _: torch.eye(3)) == [3.0]
     assert len(norms) == 5

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailorvit.proxies import agreement
-from tailorvit.proxies.agreement import agree, draws_of, pairs_within, rank_sum, size_bins, taus
-from tailorvit.stats import kendall, spearman
+from tailorvit import stats
+from tailorvit.proxies import ranking
+from tailorvit.proxies.ranking import agree, pairs_within, rank_sum, resamples, size_bins
+from tailorvit.stats import band_taus, kendall, spearman
 
 
 def some(n=60, seed=0):
@@ -43,19 +44,19 @@ def test_the_band_keeps_pairs_of_like_size_only():
 
 def test_pieces_of_the_pair_matrix_add_up(monkeypatch):
     score, truth, params = some()
-    draws = draws_of(60, 5, seed=1)
-    whole = taus(score, truth, params, 0.05, draws)
-    monkeypatch.setattr(agreement, "_CHUNK", 7)
-    assert taus(score, truth, params, 0.05, draws) == pytest.approx(whole)
+    samples = resamples(60, 5, seed=1)
+    whole = band_taus(score, truth, params, 0.05, samples)
+    monkeypatch.setattr(stats, "_CHUNK", 7)
+    assert band_taus(score, truth, params, 0.05, samples) == pytest.approx(whole)
 
 
 def test_a_row_drawn_twice_is_two_rows():
     score, truth, params = some(12)
     counts = np.array([2.0, 0, 1, 1, 3, 1, 0, 1, 1, 1, 1, 1])
     rows = np.repeat(np.arange(12), counts.astype(int))
-    found = taus(score, truth, params, None, counts[None])[0]
+    found = band_taus(score, truth, params, None, counts[None])[0]
     assert found == pytest.approx(kendall(score[rows].tolist(), truth[rows].tolist()))
-    rho = agreement._rhos(score, truth, counts[None])[0]
+    rho = ranking._rhos(score, truth, counts[None])[0]
     assert rho == pytest.approx(spearman(score[rows].tolist(), truth[rows].tolist()))
 
 
@@ -73,9 +74,9 @@ def test_intervals_are_seeded_hold_the_value_and_narrow():
 
 def test_the_gain_is_paired():
     _, truth, params = some(100)
-    same = agree(params.tolist(), truth, params, 0.1, beside=params)
+    same = agree(params.tolist(), truth, params, 0.1, reference=params)
     assert (same.gain.value, same.gain.low, same.gain.high) == (0, 0, 0)
-    better = agree(truth.tolist(), truth, params, 0.1, beside=params)
+    better = agree(truth.tolist(), truth, params, 0.1, reference=params)
     assert better.gain.low > 0 and better.band_tau.value == pytest.approx(1)
 
 
@@ -88,6 +89,15 @@ def test_scores_that_are_missing_are_left_out_and_counted():
     assert found.tau.value == pytest.approx(kendall(score[kept].tolist(), truth[kept].tolist()))
     nothing = agree([None] * 30, truth, params, 0.05)
     assert nothing.rows == 0 and nothing.tau.value is None and nothing.pairs == 0
+
+
+def test_accuracies_that_are_missing_are_left_out_too():
+    score, truth, params = some(30)
+    holes = np.where(np.arange(30) % 3 == 0, np.nan, truth)
+    kept = [i for i in range(30) if i % 3]
+    found = agree(score.tolist(), holes, params, 0.05, reference=params)
+    wanted = agree(score[kept].tolist(), truth[kept], params[kept], 0.05, reference=params[kept])
+    assert found == wanted and found.rows == 20
 
 
 def test_all_ties_have_no_tau():
@@ -109,5 +119,5 @@ def test_bins_are_no_wider_than_the_band():
 
 
 def test_rank_sums_add_places_not_values():
-    assert rank_sum({"a": [1.0, 1000.0, 2.0], "b": [0.3, 0.1, 0.2]}) == [4, 4, 4]
-    assert rank_sum({"a": [1.0, None, 2.0, 3.0], "b": [1.0, 2.0, float("inf"), 5.0]}) == [2, None, None, 4]
+    assert rank_sum([[1.0, 1000.0, 2.0], [0.3, 0.1, 0.2]]) == [4, 4, 4]
+    assert rank_sum([[1.0, None, 2.0, 3.0], [1.0, 2.0, float("inf"), 5.0]]) == [2, None, None, 4]

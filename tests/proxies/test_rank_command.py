@@ -1,8 +1,9 @@
-"""tailorvit rank: scores beside the size, seeds, combinations, refusals, text, JSON and figure."""
+"""tailorvit rank: scores beside the size, seeds, missing values, refusals, text, JSON and figure."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -12,7 +13,8 @@ from typer.testing import CliRunner
 
 from tailorvit import cli
 from tailorvit.errors import TailorError
-from tailorvit.proxies.ranking import parse_names, rank, rank_file, share
+from tailorvit.families import FAMILIES
+from tailorvit.proxies.ranking import rank, rank_file, share, to_compute
 from tailorvit.proxies.tables import table_of
 from tailorvit.report.draw_ranking import ranking_figure, write_ranking
 
@@ -64,18 +66,49 @@ def test_seeds_are_told_apart_and_merged():
     assert "seeds" not in steady.text() and "seeds" in rank(table, ["dss"], oracle(2.0), seeds=2, bootstrap=5).text()
 
 
-def test_rank_sums_combine_scores():
-    table = table_of("t", vit_rows(60))
-    found = rank(table, ["rank:dss+predictor", "rank:dss+params"], oracle(), bootstrap=20)
-    assert [e.score for e in found.entries][3:] == ["rank:dss+predictor", "rank:dss+params"]
-    assert entry(found, "rank:dss+params").agreement.band_tau.value > entry(found, "params").agreement.band_tau.value
-
-
 def test_missing_scores_are_counted_and_told():
     found = rank(table_of("t", vit_rows(30)), ["dss"], oracle(holes=4), bootstrap=5)
     assert entry(found, "dss").agreement.rows == 26
     assert found.notes == ("dss has no score for 4 architectures.",)
     assert "dss (26 rows)" in found.text() and found.notes[0] in found.text()
+
+
+def test_rows_without_an_accuracy_are_left_out_for_it(tmp_path):
+    rows = vit_rows(30, form="vitbench")
+    for row in rows[:7]:
+        row["c100_acc"] = None
+    found = rank_file(write(tmp_path / "t.json", rows), ["predictor"])
+    alone = rank_file(write(tmp_path / "u.json", rows[7:]), ["predictor"])
+    assert entry(found, "predictor", "c100_acc").agreement == entry(alone, "predictor", "c100_acc").agreement
+    assert {e.agreement.rows for e in found.of("c100_acc")} == {23} and found.rows == 30
+    assert {e.agreement.rows for e in found.of("noise_acc")} == {30}, "the other accuracy keeps them"
+    note = "'c100_acc' is null in 7 of 30 rows, which are left out for it."
+    assert found.notes == (note,) and note in found.text() and "predictor (23 rows)" in found.text()
+    assert rank(table_of("t", rows), ["predictor"], target="noise_acc", bootstrap=2).notes == ()
+    nothing = rank(table_of("t", [{**r, "c100_acc": None} for r in rows]), ["predictor"], bootstrap=2)
+    assert entry(nothing, "predictor", "c100_acc").agreement.tau.value is None and "null in 30 of 30" in nothing.text()
+
+
+def test_a_family_the_predictor_cannot_read_keeps_its_other_scores(monkeypatch):
+    outline = FAMILIES["pit"].outline
+    bare = replace(
+        FAMILIES["pit"],
+        outline=lambda frame, arch: [{k: v for k, v in b.items() if k != "qkv"} for b in outline(frame, arch)],
+    )
+    rows = [*tiny_rows(8)] + [
+        {
+            "arch": {"family": "pit", "base": 8, "depth": [1, 1, 1], "heads": [1, 2, 2], "mlp": 2},
+            "accuracy": 3.0,
+            "fixed": {"image_size": 8, "patch": 2, "stride": 1},
+        }
+    ] * 2
+    monkeypatch.setitem(FAMILIES, "pit", bare)
+    found = rank(table_of("t", rows), ["predictor"], bootstrap=2)
+    assert entry(found, "predictor").agreement.rows == 8 and entry(found, "depth").agreement.rows == 10
+    assert found.notes == (
+        "predictor has no score for 2 of 10 architectures: The predictor needs the width 'qkv' of every block, "
+        "which this architecture does not have.",
+    )
 
 
 def test_mixed_families_are_scored_in_groups():
@@ -104,7 +137,7 @@ def test_refusals_come_before_any_scoring(tmp_path):
     path = write(tmp_path / "t.json", tiny_rows(4))
     cases = [
         ({"names": ["dds"]}, "Unknown proxy 'dds'. Did you mean 'dss'"),
-        ({"names": ["rank:dss+nasswot"]}, "Unknown proxy 'nasswot'"),
+        ({"names": ["predictor", "nasswot"]}, "Unknown proxy 'nasswot'"),
         ({"names": ["dss"], "target": "top1"}, "Unknown target 'top1'"),
         ({"names": ["dss"], "band": "wide"}, "'wide'"),
         ({"names": ["dss"], "band": "0"}, "above zero"),
@@ -120,7 +153,7 @@ def test_refusals_come_before_any_scoring(tmp_path):
 
 def test_bands_and_names_as_people_write_them():
     assert share("5%") == share(" 5 % ") == share("0.05") == pytest.approx(0.05)
-    assert parse_names(["predictor", "rank:dss+params", "naswot", "dss"]) == ["dss", "naswot"]
+    assert to_compute(["predictor", "dss", "params", "naswot", "dss"]) == ["dss", "naswot"]
 
 
 def test_another_table_teaches_the_predictor(tmp_path):

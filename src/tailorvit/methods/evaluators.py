@@ -13,8 +13,15 @@ from tailorvit.arch import Arch
 from tailorvit.costs.meter import Meter
 from tailorvit.methods.members import by_training
 from tailorvit.methods.session import Session, Supernets, sample
-from tailorvit.methods.untrained import Untrained, combined, problems, require_some
-from tailorvit.methods.untrained_search import banded, finish_untrained, search_untrained
+from tailorvit.methods.untrained import (
+    UntrainedScores,
+    finish_untrained,
+    meter_with_band,
+    missing_scores,
+    require_scores,
+    search_untrained,
+    values_of,
+)
 from tailorvit.rng import generator
 from tailorvit.search import Candidate
 from tailorvit.seek.slopes import POINTS, Accuracies, Scale
@@ -49,7 +56,7 @@ def evaluator(session: Session, nets: Callable[[], Supernets], stage: str, sourc
 def meter_of(session: Session) -> Meter:
     """The run's meter; with a score it has a lower limit, or the space could shrink to nothing by what is not size."""
     config = session.config
-    return banded(session, session.space, config.proxy.band, True) if config.seek.free else session.meter
+    return meter_with_band(session, session.space, config.proxy.band, True) if config.seek.free else session.meter
 
 
 def finish_by_score(session: Session, space: Space) -> dict[str, Any] | None:
@@ -69,7 +76,7 @@ def seek_facts(session: Session) -> dict[str, Any]:
         return {"seek": {"evaluator": seek.evaluator, "epochs": seek.member_epochs, **survey}}
     if not seek.free:
         return {}
-    kept = ("evaluator", "reading", "inits", "image_size", "samples", "final")
+    kept = ("evaluator", "samples", "final")
     return {"seek": {**{k: getattr(seek, k) for k in kept}, "per_size": seek.beyond_size}}
 
 
@@ -115,10 +122,9 @@ class Yardstick:
 
 def _by_score(session: Session, stage: str, source: str) -> Ask:
     seek = session.config.seek
-    settings = seek.search(session.config.proxy)
 
     def ask(space: Space, t: int) -> Accuracies:
-        untrained = Untrained(session, space, settings)
+        untrained = UntrainedScores(session, space, seek.evaluator)
         counter = session.meter.counter
         yard: list[Yardstick] = []
 
@@ -126,9 +132,9 @@ def _by_score(session: Session, stage: str, source: str) -> Ask:
             name = f"sample-{t}"
             drawn = sample(space, seek.samples, generator(session.seed, name))
             rows = untrained.score(name, [Candidate(a, "sample") for a in drawn])
-            values = combined(rows, settings)
-            require_some(rows, values, settings.label)
-            lost = problems(rows, values)
+            values = values_of(rows, seek.evaluator)
+            require_scores(rows, values, seek.evaluator)
+            lost = missing_scores(rows, values)
             if lost:
                 session.tell_once("warning", f"{name}: {lost} They count as worse than any other.")
             known = [(v, counter.params(a)) for a, v in zip(drawn, values, strict=True) if v is not None]
@@ -139,7 +145,8 @@ def _by_score(session: Session, stage: str, source: str) -> Ask:
                 if not yard:
                     yard.append(measured())
                 rows = untrained.score(f"{stage}-{t}", [Candidate(a, source) for a in archs])
-                found = [yard[0](v, counter.params(a)) for a, v in zip(archs, combined(rows, settings), strict=True)]
+                values = values_of(rows, seek.evaluator)
+                found = [yard[0](v, counter.params(a)) for a, v in zip(archs, values, strict=True)]
                 least = min((z for z in found if z is not None), default=0.0) - LOST
                 return [least if z is None else z for z in found]
 

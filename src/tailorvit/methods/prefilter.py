@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from tailorvit.arch import Arch
 from tailorvit.methods.session import Session
-from tailorvit.methods.untrained import Untrained, combined
 from tailorvit.proxies.predictor import Predictor
 from tailorvit.search import Candidate, Trial
 from tailorvit.search.evolution import FITTED, Liking
@@ -24,11 +22,13 @@ def liking(session: Session, space: Space, name: str) -> Liking:
     """Scores of children, larger is better; each is stored, and what has none comes last."""
     if name == FITTED:
         return _fitted(session, dict(space.fixed))
-    untrained = Untrained(session, space, replace(session.config.proxy, names=(name,), combine="single"))
+    from tailorvit.methods.untrained import UntrainedScores, values_of  # it ends with finish, which imports this file
+
+    untrained = UntrainedScores(session, space, name)
 
     def like(archs: Sequence[Arch]) -> list[float]:
         rows = untrained.score(STAGE, [Candidate(a, "child") for a in archs])
-        return [-math.inf if v is None else v for v in combined(rows, untrained.settings)]
+        return [-math.inf if v is None else v for v in values_of(rows, name)]
 
     return like
 

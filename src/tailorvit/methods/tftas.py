@@ -1,4 +1,4 @@
-"""TF-TAS: score untrained architectures under the limits, train the best of them, nothing before."""
+"""TF-TAS: score untrained architectures within the limits and train the best of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from tailorvit.methods.s4 import RunBook
 from tailorvit.methods.session import Session
-from tailorvit.methods.untrained_search import finish_untrained, search_untrained
+from tailorvit.methods.untrained import finish_untrained, search_untrained
 
 
 def tftas(session: Session) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Scores of untrained networks: PROXIES is the table, Scorer does the work."""
+"""Scores of untrained networks: PROXIES is the table, Scorer in score.py computes them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from collections.abc import Mapping
 
 from tailorvit.errors import unknown
 from tailorvit.proxies.base import Labelled, Proxy, ProxySettings, Refused, Scored, Task
-from tailorvit.proxies.dss import DSS
-from tailorvit.proxies.free import DEPTH, MACS, PARAMS
+from tailorvit.proxies.counted import DEPTH, MACS, PARAMS, PREDICTOR
+from tailorvit.proxies.dss import DSS, DSS_OFFICIAL, DSS_PAPER
 from tailorvit.proxies.grasp import GRASP
-from tailorvit.proxies.learned import LEARNED
 from tailorvit.proxies.naswot import NASWOT
 from tailorvit.proxies.snip import SNIP
 from tailorvit.proxies.te import TE, TE_RELEASED
 
 PROXIES: Mapping[str, Proxy] = {
-    p.name: p for p in (DSS, SNIP, GRASP, TE, TE_RELEASED, NASWOT, LEARNED, PARAMS, MACS, DEPTH)
+    p.name: p
+    for p in (
+        *(DSS, DSS_PAPER, DSS_OFFICIAL),
+        *(SNIP, GRASP),
+        *(TE, TE_RELEASED),
+        NASWOT,
+        PREDICTOR,
+        *(PARAMS, MACS, DEPTH),
+    )
 }
 
 __all__ = ["PROXIES", "Labelled", "Proxy", "ProxySettings", "Refused", "Scored", "Task", "proxy"]

@@ -1,48 +1,62 @@
-"""How a run uses scores without training, and who judges a moving space: [proxy] of tf-tas, [seek] of s4 and s3."""
+"""Recipe tables about scores without training: [proxy] of tf-tas, [seek] of s4 and s3."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tailorvit.errors import TailorError, unknown
-from tailorvit.proxies.base import ProxySettings
 
 SUPERNET, TUNED, TRAINING = "supernet", "tuned", "training"  # evaluators that give accuracies; all others are scores
 TRAINED = (SUPERNET, TUNED, TRAINING)
 
 
 @dataclass(frozen=True)
-class UntrainedSettings(ProxySettings):
-    """A search by scores: which, of how many architectures, within which band of sizes."""
+class UntrainedSettings:
+    """A search by a score without training: which score, how many architectures, of which sizes."""
 
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
+
+    name: str = "dss"  # the proxy
     candidates: int = 2000  # architectures scored at most; the released code scores 8,000
-    evolution: bool = False  # let the recipe's searcher propose them, with the score as fitness, instead of chance
-    combine: Literal["single", "ranks"] = "single"  # the first score decides, or the sum of the ranks in all
-    band: float = 0.2  # with an upper limit on size and no lower one: score only what lies this share below it
+    evolution: bool = False  # let the recipe's searcher propose them, with the score as fitness, instead of sampling
+    band: float = 0.2  # with an upper limit on size and no lower one: score only sizes at most this share below it
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         from tailorvit.proxies import proxy
 
-        known = [proxy(name) for name in self.names]  # an unknown one lists those there are
+        chosen = proxy(self.name)  # an unknown name is an error that lists the known ones
         if self.candidates < 1:
             raise TailorError(f"proxy.candidates must be at least 1, not {self.candidates}.")
         if not 0 < self.band <= 1:
             raise TailorError(f"proxy.band must lie above 0 and up to 1 (no band), not {self.band:g}.")
-        if self.evolution:
-            ranked = [p.name for p in known if p.together is not None]
-            if self.combine == "ranks" or ranked[:1] == [self.names[0]]:
-                what = "combine = 'ranks'" if self.combine == "ranks" else ranked[0]
-                raise TailorError(
-                    f"proxy.evolution needs a score that stands by itself: {what} ranks candidates within one set, "
-                    "and the set changes with every generation."
-                )
+        if self.evolution and chosen.together is not None:
+            raise TailorError(
+                f"proxy.evolution needs a score that stands by itself: {self.name} ranks candidates within one set, "
+                "and the set changes with every generation."
+            )
 
-    @property
-    def label(self) -> str:
-        """What architectures are ranked by."""
-        return f"rank:{'+'.join(self.names)}" if self.combine == "ranks" else self.names[0]
+
+def renamed_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe of an older run folder in today's keys: proxy.names, proxy.reading and seek.reading are gone.
+
+    Several names become the first one, which decided. The readings of dss are proxies now: dss_paper, dss_official.
+    """
+    found = dict(recipe)
+    proxy, seek = ({} if not isinstance(t := recipe.get(k), Mapping) else dict(t) for k in ("proxy", "seek"))
+    if {"names", "reading"} & set(proxy):
+        names, reading = proxy.pop("names", ["dss"]), proxy.pop("reading", "fixed")
+        first = names[0] if isinstance(names, list | tuple) and names else names
+        found["proxy"] = {"name": _variant(first, reading), **proxy}
+    if "reading" in seek:
+        reading = seek.pop("reading")
+        found["seek"] = {**seek, "evaluator": _variant(seek.get("evaluator", SUPERNET), reading)}
+    return found
+
+
+def _variant(name: Any, reading: Any) -> Any:
+    return f"dss_{reading}" if name == "dss" and reading != "fixed" else name
 
 
 @dataclass(frozen=True)
@@ -54,9 +68,6 @@ class SeekSettings:
     evaluator: str = SUPERNET  # tuned, training, or a proxy's name, predictor among them
     train_epochs: int = 4  # of each member from scratch, where training judges
     tune_epochs: int = 1  # of each member from the supernet's weights, where tuned judges
-    reading: Literal["fixed", "paper", "official"] = "fixed"  # of dss
-    inits: int = 1  # initialisations a score is averaged over
-    image_size: int | None = None  # pixels a side the score sees; None: the space's own
     samples: int = 200  # members of every space that set the scale of its scores
     per_size: bool | None = (
         None  # what a score says beyond size; None: yes, but not for the predictor, which knows size
@@ -78,7 +89,6 @@ class SeekSettings:
             )
         if self.samples < 3:
             raise TailorError(f"seek.samples must be at least 3 to know a spread, not {self.samples}.")
-        ProxySettings(reading=self.reading, inits=self.inits, image_size=self.image_size)
 
     @property
     def free(self) -> bool:
@@ -102,11 +112,4 @@ class SeekSettings:
 
     def search(self, base: UntrainedSettings) -> UntrainedSettings:
         """A search by the same score; budget, evolution and band are those of [proxy]."""
-        return replace(
-            base,
-            names=(self.evaluator,),
-            reading=self.reading,
-            inits=self.inits,
-            image_size=self.image_size,
-            combine="single",
-        )
+        return replace(base, name=self.evaluator)
