@@ -102,7 +102,7 @@ def markdown(results: dict[str, Any]) -> str:
         return "" if value is None else f"{value:+.2f}"
 
     lines = []
-    names = list(dict.fromkeys(r["score"] for r in results["scores"]))
+    names = list(dict.fromkeys(r["score"] for r in results["scores"] if not r["score"].startswith("rank:")))
     lines += [f"| table | accuracy | pairs | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
     for table, target in dict.fromkeys((r["table"], r["target"]) for r in results["scores"]):
         rows = {r["score"]: r for r in results["scores"] if (r["table"], r["target"]) == (table, target)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tailorvit.costs.latency_predictor import HatSettings, PredictedMeter, features, fit, fit_and_check
 
 from tailorvit.costs import Limits
 from tailorvit.costs.count import Counter
+from tailorvit.costs.latency_predictor import HatSettings, PredictedMeter, features, fit, fit_and_check
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, named_space
 from tailorvit.rng import generator

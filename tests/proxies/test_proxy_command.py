@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,17 @@ def test_a_proxy_from_outside_is_a_record(monkeypatch):
     values = [r["scores"]["mine"] for r in facts["rows"]]
     assert values == sorted(values) and len(set(values)) > 1, "the smallest is best"
     assert facts["rows"][0]["parts"] == {"mine": {"blocks": 1.0}} and not facts["proxies"][0]["higher"]
+
+
+def test_the_documented_proxy_works(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "proxies.md").read_text(encoding="utf-8")
+    names: dict = {}
+    exec(re.search(r"^```python\n(.*?)^```$", page, re.M | re.S)[1], names)
+    mine = names["GRAD_NORM"]
+    monkeypatch.setattr("tailorvit.proxies.PROXIES", {**PROXIES, mine.name: mine})
+    for space in ("vit-8px", "pit-8px", "ladder-8px"):
+        rows = score(space, ProxySettings((mine.name,)), n=2)["rows"]
+        assert all(r["scores"][mine.name] > 0 and r["problems"] == {} for r in rows)
 
 
 def test_one_architecture_and_real_images(tmp_path):

@@ -330,7 +330,8 @@ def _missing_notes(table: Table, targets: Sequence[str]) -> list[str]:
 
 def _predictions(table: Table, model: Predictor) -> tuple[Values, list[str]]:
     """The predictor's answers; a group of rows that it refuses has none."""
-    found, notes = [None] * len(table.rows), []
+    found: Values = [None] * len(table.rows)
+    notes: list[str] = []
     for group in same_settings(table.rows):
         rows = [table.rows[i] for i in group]
         try:
