@@ -1,4 +1,4 @@
-"""The latency predictor: right where latency is a sum over layers, honest about its error, the same every time."""
+"""The latency predictor: exact where latency is a sum over layers, its error stated, the same every time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tailorvit.rng import generator
 from tailorvit.space import Space
 
 
-def members(space: Space, count: int) -> list:
+def archs_of(space: Space, count: int) -> list:
     rng = generator(0, "members")
     return list(dict.fromkeys(space.sample(rng) for _ in range(count)))
 
 
 SPACE = named_space("vit-8px")
 COUNTER = Counter("vit", dict(SPACE.fixed))
-ARCHS = members(SPACE, 120)
+ARCHS = archs_of(SPACE, 120)
 
 
 def clock(arch, noise: float = 0.0) -> float:
@@ -84,7 +84,7 @@ def test_alike_latencies_have_no_ranks():
 def test_features_have_one_shape_in_every_family(name):
     space = named_space(name)
     counter = Counter(space.family, dict(space.fixed))
-    rows = np.stack([features(counter, a) for a in members(space, 20)])
+    rows = np.stack([features(counter, a) for a in archs_of(space, 20)])
     assert np.isfinite(rows).all() and rows.shape[1] == 3 + len(space.largest())
 
 

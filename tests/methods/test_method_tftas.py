@@ -1,4 +1,4 @@
-"""TF-TAS as a run: what is scored, stored and told, what never wins, and that nothing is trained before the end."""
+"""TF-TAS as a run: what is scored and stored, what never wins, and that nothing is trained before the end."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def test_scores_are_stored_and_the_best_is_trained(tmp_path, monkeypatch):
     assert all(finished[r["arch"]]["score"] == r["score"] for r in best)
     assert result["search_accuracy"] is None and {c["search_accuracy"] for c in result["candidates"]} == {None}
     assert result["final"] == "retrain" and result["baseline"]["test_accuracy"] >= 0
-    told = result["proxy"]
-    assert told["tau_params"] == pytest.approx(kendall([r["score"] for r in rows], [r["params"] for r in rows]))
-    assert told["per_second"] == pytest.approx(24 / told["seconds"]) and told["without_score"] == 0
-    assert result["seconds"]["score"] == told["seconds"]
+    facts = result["proxy"]
+    assert facts["tau_params"] == pytest.approx(kendall([r["score"] for r in rows], [r["params"] for r in rows]))
+    assert facts["per_second"] == pytest.approx(24 / facts["seconds"]) and facts["without_score"] == 0
+    assert result["seconds"]["score"] == facts["seconds"]
     assert [f["accuracy"] for f in result["front"]] == [None] * len(result["front"]) != []
 
 
@@ -117,11 +117,11 @@ def test_a_plain_s4_recipe_runs_under_this_method(tmp_path):
 
 
 def test_images_come_from_the_training_split(tmp_path, monkeypatch):
-    given = []
+    passed = []
     inner = untrained_module.Scorer
-    monkeypatch.setattr(untrained_module, "Scorer", lambda *a, **k: given.append(k["images"]) or inner(*a, **k))
+    monkeypatch.setattr(untrained_module, "Scorer", lambda *a, **k: passed.append(k["images"]) or inner(*a, **k))
     go(tmp_path / "run", "proxy.name=snip", "proxy.candidates=3")
-    (images, labels) = given[0]
+    (images, labels) = passed[0]
     assert images.shape == (64, 1, 8, 8) and len(set(labels.tolist())) > 5, "in random order, so of many classes"
 
 
@@ -168,8 +168,8 @@ def test_what_has_no_score_never_wins(tmp_path, made_up, evolution):
     assert 0 < len(lost) < len(rows) and result["proxy"]["without_score"] == len(lost)
     assert all(r["problems"]["big"] for r in lost)
     assert result["params"] == max(r["params"] for r in rows if r["score"] is not None)
-    (told,) = [t for t in events(tmp_path / "run", "warning") if "no score" in t]
-    assert told.startswith(f"{len(lost)} of {len(rows)} architectures have no score and cannot be chosen")
+    (warning,) = [t for t in events(tmp_path / "run", "warning") if "no score" in t]
+    assert warning.startswith(f"{len(lost)} of {len(rows)} architectures have no score and cannot be chosen")
 
 
 def test_nothing_with_a_score_is_an_error_before_training(tmp_path, made_up):
@@ -191,7 +191,7 @@ def test_nothing_with_a_score_is_an_error_before_training(tmp_path, made_up):
         ({"evolution": True, "name": "te"}, "te ranks candidates within one set"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_done(table, match):
+def test_mistakes_are_refused_before_the_run(table, match):
     with pytest.raises(TailorError, match=match):
         configure({"method": "tf-tas", "proxy": table})
 
@@ -199,8 +199,8 @@ def test_mistakes_are_told_before_anything_is_done(table, match):
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
-class Told:
-    """A session as far as limits go."""
+class LimitedSession:
+    """The part of a session that limits need."""
 
     def __init__(self, space, **limits):
         self.limits, self.device, self.said = Limits.of(**limits), "cpu", []
@@ -213,18 +213,18 @@ class Told:
 
 def test_an_upper_limit_alone_makes_a_band():
     space = tailorvit.named_space("vit-8px")
-    one = Told(space, max_params="60k")
+    one = LimitedSession(space, max_params="60k")
     assert meter_with_band(one, space, 0.2).limits.to_dict() == {"params": {"min": 48e3, "max": 60e3}}
     assert "params from 48k to 60k" in one.said[0][1] and one.said[0][0] == "band"
-    wide = Told(space, max_params="1M")  # the largest member has fewer: the band is below it
+    wide = LimitedSession(space, max_params="1M")  # the largest architecture has fewer: the band is below it
     most = wide.meter.cost("params", space.largest())
     assert meter_with_band(wide, space, 0.2).limits.to_dict()["params"]["min"] == pytest.approx(0.8 * most)
     assert meter_with_band(wide, space, 1.0) is wide.meter, "1: no band"
-    both = Told(space, max_params="60k", min_params="10k")
+    both = LimitedSession(space, max_params="60k", min_params="10k")
     assert meter_with_band(both, space, 0.2) is both.meter and both.said == []
-    macs = Told(space, max_macs="1M", max_latency="1s")
+    macs = LimitedSession(space, max_macs="1M", max_latency="1s")
     assert meter_with_band(macs, space, 0.5).limits.to_dict()["macs"] == {"min": 5e5, "max": 1e6}
-    free = Told(space)
+    free = LimitedSession(space)
     assert meter_with_band(free, space, 0.2) is free.meter and "largest networks will win" in free.said[0][1]
 
 
@@ -237,12 +237,14 @@ def state(folder) -> dict:
     for key in ("seconds", "per_second"):
         result["proxy"].pop(key)
     with Run.open(folder, lock=False) as run:
-        told = [(e["kind"], e["text"]) for e in run.events() if e["kind"] not in ("resume", "interrupted")]
-        tables = run.trials(), run.spaces(), run.decisions(), told
+        messages = [(e["kind"], e["text"]) for e in run.events() if e["kind"] not in ("resume", "interrupted")]
+        tables = run.trials(), run.spaces(), run.decisions(), messages
     return {"result": result, "tables": tables, "weights": (folder / "network" / "network.safetensors").read_bytes()}
 
 
-@pytest.mark.parametrize("sets", [[], ["proxy.evolution=true"], ["proxy.name=te"]], ids=["drawn", "evolved", "ranked"])
+@pytest.mark.parametrize(
+    "sets", [[], ["proxy.evolution=true"], ["proxy.name=te"]], ids=["sampled", "evolved", "ranked"]
+)
 def test_interrupted_it_scores_nothing_twice_and_ends_the_same(tmp_path, monkeypatch, sets):
     monkeypatch.setattr(untrained_module, "CHUNK", 5)
     scored, stop_at = [], [None]
@@ -261,11 +263,11 @@ def test_interrupted_it_scores_nothing_twice_and_ends_the_same(tmp_path, monkeyp
     stop_at[0] = 9
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "cut", *sets)
-    kept = len(trials(tmp_path / "cut"))
-    assert kept == 5 or "proxy.evolution=true" in sets
+    stored = len(trials(tmp_path / "cut"))
+    assert stored == 5 or "proxy.evolution=true" in sets
     stop_at[0] = None
     tailorvit.resume(tmp_path / "cut", progress="quiet")
-    assert len(scored) == 9 + whole - kept, "only the group that was cut short is scored again"
+    assert len(scored) == 9 + whole - stored, "only the group that was cut short is scored again"
     assert state(tmp_path / "cut") == state(tmp_path / "whole")
     monkeypatch.setattr(session_module, "train", None)
     assert tailorvit.resume(tmp_path / "cut", progress="quiet")["arch"]

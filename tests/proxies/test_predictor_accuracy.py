@@ -120,11 +120,11 @@ def test_saved_and_loaded_it_answers_the_same(tmp_path, kinds):
     table = table_of("t", vit_rows(30))
     model = Predictor.fit(table.rows, table.targets["top1"].tolist(), kinds=kinds)
     model.save(tmp_path / "p.json")
-    again = Predictor.load(tmp_path / "p.json")
+    loaded = Predictor.load(tmp_path / "p.json")
     archs = [r.arch for r in table_of("t", vit_rows(5, seed=9)).rows]
-    for a, b in zip(model.predict(archs), again.predict(archs)):
+    for a, b in zip(model.predict(archs), loaded.predict(archs)):
         assert b == pytest.approx(a, rel=1e-9)
-    assert again.facts["kind"] == kinds[0] and again.helps == model.helps
+    assert loaded.facts["kind"] == kinds[0] and loaded.helps == model.helps
 
 
 def test_a_file_that_is_no_predictor(tmp_path):

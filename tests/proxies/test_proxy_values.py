@@ -182,8 +182,8 @@ def test_te_ranks_candidates_against_each_other():
     assert [r.scores["te_released"] for r in rows] == [-r.parts["te"]["kappa"] for r in rows]
     alone = scorer("vit", "te")(archs[:1])[0]
     assert alone.scores["te"] is None and "at least two" in alone.problems["te"]
-    again = rescored([scorer("vit", "te")([a])[0] for a in archs])
-    assert [r.scores["te"] for r in again] == [r.scores["te"] for r in rows] and again[0].problems == {}
+    combined = rescored([scorer("vit", "te")([a])[0] for a in archs])
+    assert [r.scores["te"] for r in combined] == [r.scores["te"] for r in rows] and combined[0].problems == {}
 
 
 def test_naswot_counts_signs_at_every_gelu():
@@ -196,12 +196,12 @@ def test_naswot_counts_signs_at_every_gelu():
 
 def test_what_makes_no_sense_is_refused_in_a_sentence():
     space, arch, model = built("vit")
-    alike = Labelled(torch.ones(6, 1, 8, 8), torch.zeros(6, dtype=torch.long))
+    equal = Labelled(torch.ones(6, 1, 8, 8), torch.zeros(6, dtype=torch.long))
     for name, job, words in (
         ("naswot", task(model, arch, space, batch=1), "at least 2, not 1"),
         (
             "naswot",
-            task(model, arch, space, labelled=alike),
+            task(model, arch, space, labelled=equal),
             "Images 1 and 2 of the batch have the same signs everywhere",
         ),
         ("naswot", task(One("attn"), arch, space), "no GELU"),
@@ -212,7 +212,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence():
             PROXIES[name].measure(job)
 
 
-def test_what_is_not_finite_is_told_and_never_wins():
+def test_what_is_not_finite_is_explained_and_never_wins():
     good, bad = sample("vit", 2)
     scores = scorer("vit", "dss", "params")
     network = scores.network

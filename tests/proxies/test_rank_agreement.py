@@ -11,7 +11,7 @@ from tailorvit.proxies.ranking import agree, pairs_within, rank_sum, resamples, 
 from tailorvit.stats import band_taus, kendall, spearman
 
 
-def some(n=60, seed=0):
+def random_table(n=60, seed=0):
     rng = np.random.default_rng(seed)
     params = rng.uniform(5e6, 7e6, n)
     truth = np.round(rng.normal(size=n), 1)  # rounded: ties
@@ -20,7 +20,7 @@ def some(n=60, seed=0):
 
 
 def test_tau_and_rho_are_those_of_the_house():
-    score, truth, params = some()
+    score, truth, params = random_table()
     found = agree(score.tolist(), truth, params, 0.05, bootstrap=0)
     assert found.tau.value == pytest.approx(kendall(score.tolist(), truth.tolist()))
     assert found.rho.value == pytest.approx(spearman(score.tolist(), truth.tolist()))
@@ -28,7 +28,7 @@ def test_tau_and_rho_are_those_of_the_house():
 
 
 def test_the_band_keeps_pairs_of_like_size_only():
-    score, truth, params = some()
+    score, truth, params = random_table()
     balance = left = right = pairs = 0
     for i in range(60):
         for j in range(i):
@@ -43,7 +43,7 @@ def test_the_band_keeps_pairs_of_like_size_only():
 
 
 def test_pieces_of_the_pair_matrix_add_up(monkeypatch):
-    score, truth, params = some()
+    score, truth, params = random_table()
     samples = resamples(60, 5, seed=1)
     whole = band_taus(score, truth, params, 0.05, samples)
     monkeypatch.setattr(stats, "_CHUNK", 7)
@@ -51,7 +51,7 @@ def test_pieces_of_the_pair_matrix_add_up(monkeypatch):
 
 
 def test_a_row_drawn_twice_is_two_rows():
-    score, truth, params = some(12)
+    score, truth, params = random_table(12)
     counts = np.array([2.0, 0, 1, 1, 3, 1, 0, 1, 1, 1, 1, 1])
     rows = np.repeat(np.arange(12), counts.astype(int))
     found = band_taus(score, truth, params, None, counts[None])[0]
@@ -61,11 +61,11 @@ def test_a_row_drawn_twice_is_two_rows():
 
 
 def test_intervals_are_seeded_hold_the_value_and_narrow():
-    score, truth, params = some(40)
+    score, truth, params = random_table(40)
     first = agree(score.tolist(), truth, params, 0.1, seed=3)
     assert first == agree(score.tolist(), truth, params, 0.1, seed=3)
     assert first != agree(score.tolist(), truth, params, 0.1, seed=4)
-    score, truth, params = some(400)
+    score, truth, params = random_table(400)
     many = agree(score.tolist(), truth, params, 0.1, seed=3)
     for e in (first.tau, first.band_tau, first.rho, many.tau):
         assert e.low < e.value < e.high
@@ -73,7 +73,7 @@ def test_intervals_are_seeded_hold_the_value_and_narrow():
 
 
 def test_the_gain_is_paired():
-    _, truth, params = some(100)
+    _, truth, params = random_table(100)
     same = agree(params.tolist(), truth, params, 0.1, reference=params)
     assert (same.gain.value, same.gain.low, same.gain.high) == (0, 0, 0)
     better = agree(truth.tolist(), truth, params, 0.1, reference=params)
@@ -81,27 +81,27 @@ def test_the_gain_is_paired():
 
 
 def test_scores_that_are_missing_are_left_out_and_counted():
-    score, truth, params = some(30)
+    score, truth, params = random_table(30)
     holes = [None if i % 3 == 0 else float("nan") if i % 7 == 1 else float(s) for i, s in enumerate(score)]
-    kept = [i for i in range(30) if i % 3 and i % 7 != 1]
+    rows = [i for i in range(30) if i % 3 and i % 7 != 1]
     found = agree(holes, truth, params, 0.05, bootstrap=0)
-    assert found.rows == len(kept)
-    assert found.tau.value == pytest.approx(kendall(score[kept].tolist(), truth[kept].tolist()))
+    assert found.rows == len(rows)
+    assert found.tau.value == pytest.approx(kendall(score[rows].tolist(), truth[rows].tolist()))
     nothing = agree([None] * 30, truth, params, 0.05)
     assert nothing.rows == 0 and nothing.tau.value is None and nothing.pairs == 0
 
 
 def test_accuracies_that_are_missing_are_left_out_too():
-    score, truth, params = some(30)
+    score, truth, params = random_table(30)
     holes = np.where(np.arange(30) % 3 == 0, np.nan, truth)
-    kept = [i for i in range(30) if i % 3]
+    rows = [i for i in range(30) if i % 3]
     found = agree(score.tolist(), holes, params, 0.05, reference=params)
-    wanted = agree(score[kept].tolist(), truth[kept], params[kept], 0.05, reference=params[kept])
+    wanted = agree(score[rows].tolist(), truth[rows], params[rows], 0.05, reference=params[rows])
     assert found == wanted and found.rows == 20
 
 
 def test_all_ties_have_no_tau():
-    _, truth, params = some(10)
+    _, truth, params = random_table(10)
     found = agree([1.0] * 10, truth, params, 0.05)
     assert found.tau.value is None and found.band_tau.value is None and found.rho.value is None
 

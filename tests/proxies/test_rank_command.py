@@ -41,8 +41,8 @@ def test_the_free_ones_always_stand_beside():
     assert [e.score for e in found.entries] == ["params", "macs", "depth", "dss"]
     assert entry(found, "dss").agreement == entry(found, "depth").agreement
     assert entry(found, "dss").verdict == "better than #params" and entry(found, "params").verdict == ""
-    again = rank(table, ["params"], bootstrap=50)
-    assert [e.score for e in again.entries] == ["params", "macs", "depth"]
+    free = rank(table, ["params"], bootstrap=50)
+    assert [e.score for e in free.entries] == ["params", "macs", "depth"]
 
 
 def test_a_score_against_the_truth_is_worse():
@@ -56,17 +56,17 @@ def test_every_target_or_the_one_named():
     assert rank(table, ["predictor"], target="noise_acc", bootstrap=5).targets == ["noise_acc"]
 
 
-def test_seeds_are_told_apart_and_merged():
+def test_seeds_are_kept_apart_and_merged():
     table = table_of("t", vit_rows(80))
     found = entry(rank(table, ["dss"], oracle(2.0), seeds=4, bootstrap=20), "dss").agreement
     assert len(found.by_seed) == 4 and len(set(found.by_seed)) == 4
-    assert found.band_tau.value > np.mean(found.by_seed), "ranks of four draws know more than one"
+    assert found.band_tau.value > np.mean(found.by_seed), "four initialisations together rank better than one"
     steady = rank(table, ["dss"], oracle(), seeds=3, bootstrap=20)
     assert entry(steady, "dss").agreement.by_seed == (), "a score without chance has nothing to spread"
     assert "seeds" not in steady.text() and "seeds" in rank(table, ["dss"], oracle(2.0), seeds=2, bootstrap=5).text()
 
 
-def test_missing_scores_are_counted_and_told():
+def test_missing_scores_are_counted_and_explained():
     found = rank(table_of("t", vit_rows(30)), ["dss"], oracle(holes=4), bootstrap=5)
     assert entry(found, "dss").agreement.rows == 26
     assert found.notes == ("dss has no score for 4 architectures.",)
@@ -112,10 +112,10 @@ def test_a_family_the_predictor_cannot_read_keeps_its_other_scores(monkeypatch):
 
 
 def test_mixed_families_are_scored_in_groups():
-    asked = []
+    groups = []
 
     def score(family, fixed, archs, names, seed):
-        asked.append((family, len(archs)))
+        groups.append((family, len(archs)))
         return {n: [float(len(a)) for a in archs] for n in names}, []
 
     rows = (
@@ -130,7 +130,7 @@ def test_mixed_families_are_scored_in_groups():
         * 2
     )
     rank(table_of("t", rows), ["dss"], score, bootstrap=2)
-    assert asked == [("vit", 5), ("pit", 2)]
+    assert groups == [("vit", 5), ("pit", 2)]
 
 
 def test_refusals_come_before_any_scoring(tmp_path):
@@ -202,8 +202,8 @@ def test_text_and_figure(tmp_path):
 
 def test_the_figure_holds_its_numbers(tmp_path):
     found = rank(table_of("t", vit_rows(60)), ["predictor"], bootstrap=20)
-    drawn = ranking_figure(found)
-    row = dict(zip(drawn.columns, drawn.rows[-1]))
+    figure = ranking_figure(found)
+    row = dict(zip(figure.columns, figure.rows[-1]))
     assert row["score"] == "predictor" and row["band_tau"] == entry(found, "predictor").agreement.band_tau.value
     with pytest.raises(TailorError, match=r"\.svg"):
         write_ranking(found, tmp_path / "f.png")
