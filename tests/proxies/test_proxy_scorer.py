@@ -41,7 +41,7 @@ def test_memory_is_flat():
     for arch in archs[40:]:
         scores([arch])
     more = resident() - before
-    # A network of 121,718 parameters that is not freed would be half a megabyte and a hundred tensors: 100 of them 50 MB.
+    # 100 networks of 121,718 parameters that are not freed would be 50 MB and ten thousand tensors.
     assert more < 20_000_000, more
     assert tensors() <= held + 20
 
