@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -13,7 +12,8 @@ from typer.testing import CliRunner
 
 from tailorvit import cli
 from tailorvit.errors import TailorError
-from tailorvit.families import FAMILIES
+from tailorvit.proxies import Refused
+from tailorvit.proxies.predictor import Predictor, default
 from tailorvit.proxies.ranking import rank, rank_file, share, to_compute
 from tailorvit.proxies.tables import table_of
 from tailorvit.report.draw_ranking import ranking_figure, write_ranking
@@ -89,26 +89,25 @@ def test_rows_without_an_accuracy_are_left_out_for_it(tmp_path):
     assert entry(nothing, "predictor", "c100_acc").agreement.tau.value is None and "null in 30 of 30" in nothing.text()
 
 
-def test_a_family_the_predictor_cannot_read_keeps_its_other_scores(monkeypatch):
-    outline = FAMILIES["pit"].outline
-    bare = replace(
-        FAMILIES["pit"],
-        outline=lambda frame, arch: [{k: v for k, v in b.items() if k != "qkv"} for b in outline(frame, arch)],
-    )
-    rows = [*tiny_rows(8)] + [
-        {
-            "arch": {"family": "pit", "base": 8, "depth": [1, 1, 1], "heads": [1, 2, 2], "mlp": 2},
-            "accuracy": 3.0,
-            "fixed": {"image_size": 8, "patch": 2, "stride": 1},
-        }
-    ] * 2
-    monkeypatch.setitem(FAMILIES, "pit", bare)
-    found = rank(table_of("t", rows), ["predictor"], bootstrap=2)
+def pit_row():
+    return {
+        "arch": {"family": "pit", "base": 8, "depth": [1, 1, 1], "heads": [1, 2, 2], "mlp": 2},
+        "fixed": {"image_size": 8, "patch": 2, "stride": 1},
+        "accuracy": 3.0,
+    }
+
+
+def test_a_family_the_predictor_refuses_keeps_its_other_scores():
+    class OnlyViT(Predictor):
+        def predict(self, archs, *rest):
+            if archs[0].family != "vit":
+                raise Refused("It has no widths.")
+            return super().predict(archs, *rest)
+
+    model = OnlyViT(default().model)
+    found = rank(table_of("t", [*tiny_rows(8), pit_row(), pit_row()]), ["predictor"], bootstrap=2, predictor=model)
     assert entry(found, "predictor").agreement.rows == 8 and entry(found, "depth").agreement.rows == 10
-    assert found.notes == (
-        "predictor has no score for 2 of 10 architectures: The predictor needs the width 'qkv' of every block, "
-        "which this architecture does not have.",
-    )
+    assert found.notes == ("predictor has no score for 2 of 10 architectures: It has no widths.",)
 
 
 def test_mixed_families_are_scored_in_groups():
@@ -118,18 +117,7 @@ def test_mixed_families_are_scored_in_groups():
         groups.append((family, len(archs)))
         return {n: [float(len(a)) for a in archs] for n in names}, []
 
-    rows = (
-        tiny_rows(5)
-        + [
-            {
-                "arch": {"family": "pit", "base": 8, "depth": [1, 1, 1], "heads": [1, 2, 2], "mlp": 2},
-                "fixed": {"image_size": 8, "patch": 2, "stride": 1},
-                "accuracy": 3.0,
-            }
-        ]
-        * 2
-    )
-    rank(table_of("t", rows), ["dss"], score, bootstrap=2)
+    rank(table_of("t", [*tiny_rows(5), pit_row(), pit_row()]), ["dss"], score, bootstrap=2)
     assert groups == [("vit", 5), ("pit", 2)]
 
 
