@@ -25,11 +25,9 @@ import torch
 from tailorvit.arch import Arch
 from tailorvit.families import named_space
 from tailorvit.proxies import ProxySettings, Task
-from tailorvit.proxies.dss import _gradients, _keys
+from tailorvit.proxies.dss import WeightNorms, _gradients, _keys, _one_thread, nuclear
 from tailorvit.proxies.layers import weights
-from tailorvit.proxies.norms import WeightNorms, _one_thread, nuclear
-from tailorvit.proxies.score import Scorer
-from tailorvit.proxies.workers import Workers
+from tailorvit.proxies.score import Scorer, ScorerPool
 from tailorvit.rng import generator
 from tailorvit.space import Space
 
@@ -57,11 +55,11 @@ def one(scorer: Scorer, arch: Arch, norms: WeightNorms, device: str) -> dict[str
     family, frame = scorer.family, scorer.counter.frame
     ordinary, _ = timed(lambda: family.build(frame, arch).to(device), device)
     build, model = timed(lambda: scorer.network(arch), device)
-    task = Task(arch, family.name, frame, 0, 0, lambda: model, 0, norms=norms)
-    chosen = [w for w in weights(task, model) if w.part in ("msa", "mlp")]
+    task = Task(arch, family.name, frame, 0, 0, lambda: model, 0)
+    chosen = [w for w in weights(task, model) if w.part in ("mixing", "mlp")]
     _gradients(task, model, chosen)  # once to warm up: a first pass pays for the allocator
     passes, gradients = timed(lambda: _gradients(task, model, chosen), device)
-    layers = [(w, g) for w, g in zip(chosen, gradients, strict=True) if w.part == "msa"]
+    layers = [(w, g) for w, g in zip(chosen, gradients, strict=True) if w.part == "mixing"]
     plain, reference = timed(lambda: plain_norms([(w.tensor.detach(), g) for w, g in layers]), device)
 
     # LAPACK's threads get in each other's way on matrices this small: the plain way is also timed without them.
@@ -107,7 +105,7 @@ def paced(args: argparse.Namespace, space: Space, archs: list[Arch], scorer: Sco
     if args.workers == 1:
         return rate(scorer, archs[1:], args.device)
     asked = {"space": space, "settings": ProxySettings(("dss",)), "device": args.device}
-    with Workers(args.workers, **asked) as workers:
+    with ScorerPool(args.workers, **asked) as workers:
         workers(archs[: args.workers])
         start = time.perf_counter()
         workers(archs[args.workers :])

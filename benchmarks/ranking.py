@@ -20,10 +20,9 @@ import torch
 
 from tailorvit.costs.measure import cpu_name
 from tailorvit.proxies import PROXIES
-from tailorvit.proxies.agreement import agree
 from tailorvit.proxies.base import ProxySettings
 from tailorvit.proxies.predictor import pooled
-from tailorvit.proxies.ranking import rank, scoring
+from tailorvit.proxies.ranking import agree, proxy_scores, rank
 from tailorvit.proxies.tables import Table, read_table
 
 HERE = Path(__file__).parent
@@ -48,7 +47,7 @@ def matrix(tables: Sequence[Table]) -> list[dict[str, Any]]:
                 continue
             score = model.predict([r.arch for r in table.rows], [r.fixed for r in table.rows])[0]
             for key, truth in table.targets.items():
-                facts = agree(score.tolist(), truth, table.params, BAND, beside=table.params)
+                facts = agree(score.tolist(), truth, table.params, BAND, reference=table.params)
                 rows.append(
                     {
                         "fitted_on": [tables[k].name for k in group],
@@ -158,10 +157,9 @@ def main() -> None:
             side = size if PROXIES[name].batch > 1 or args.quick else None
             settings = ProxySettings(names=(name,), image_size=side, noise=True)
             start = time.perf_counter()
-            names = [name, f"rank:{name}+params"]
-            found = rank(small, names, scoring(settings, args.device), band=BAND, seeds=args.seeds)
+            found = rank(small, [name], proxy_scores(settings, args.device), band=BAND, seeds=args.seeds)
             seconds[f"{table.name} {name}"] = (time.perf_counter() - start) / len(small.rows) / args.seeds
-            scores += [r for r in _results(found, table) if r["score"] in names]
+            scores += [r for r in _results(found, table) if r["score"] == name]
             notes += [f"{table.name}: {note}" for note in found.notes]
             print(f"{table.name} {name}: {seconds[f'{table.name} {name}']:.3f} s an architecture", flush=True)
     results = {

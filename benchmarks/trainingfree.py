@@ -24,9 +24,9 @@ SUPERNET = [
 # Case to (recipe, keys on top). The two "size" cases are the controls: the largest of the band, nothing else.
 CASES: dict[str, tuple[str, list[str]]] = {
     "tf-tas, dss": ("tftas-digits", ["baseline=true"]),
-    "tf-tas, naswot": ("tftas-digits", ['proxy.names=["naswot"]']),
-    "tf-tas, predictor": ("tftas-digits", ['proxy.names=["predictor"]']),
-    "tf-tas, size": ("tftas-digits", ['proxy.names=["params"]']),
+    "tf-tas, naswot": ("tftas-digits", ["proxy.name=naswot"]),
+    "tf-tas, predictor": ("tftas-digits", ["proxy.name=predictor"]),
+    "tf-tas, size": ("tftas-digits", ["proxy.name=params"]),
     "s4, dss": ("s4-dss-digits", []),
     "s4, predictor": ("s4-dss-digits", ["seek.evaluator=predictor"]),
     "s4, size": ("s4-dss-digits", ["seek.evaluator=params", "seek.per_size=false"]),

@@ -1,8 +1,8 @@
 """Measure the house: lines and files by room, recipe keys, what a tiny run enters, the longest functions.
 
-    python tools/house.py                     the tree this file lies in, as a table
-    python tools/house.py --root ../old       another checkout, for before and after
-    python tools/house.py --json FILE         the same figures as JSON
+python tools/house.py                     the tree this file lies in, as a table
+python tools/house.py --root ../old       another checkout, for before and after
+python tools/house.py --json FILE         the same figures as JSON
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ def show(figures: dict[str, Any]) -> str:
     rows += [f"| {name} | {room['files']} | {room['lines']:,} |" for name, room in figures["rooms"].items()]
     rows += [f"| all | {figures['files']} | {figures['lines']:,} |", ""]
     settings, run, s4 = figures["settings"], figures["tiny run"], figures["S4"]
-    rows.append(f"Settings: {settings['keys']} keys, {settings['set by a recipe']} set by {settings['recipes']} recipes.")
+    rows.append(
+        f"Settings: {settings['keys']} keys, {settings['set by a recipe']} set by {settings['recipes']} recipes."
+    )
     rows.append(f"`tailorvit run --tiny` enters {run['files']} files and {run['functions']} functions.")
     rows.append(f"S4 is in {s4['files']} files of methods/ and seek/, {s4['lines']:,} lines: {', '.join(s4['names'])}.")
     longest = ", ".join(f"{row['function']} ({row['lines']}, {row['file']})" for row in figures["longest functions"])

@@ -11,8 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tailorvit.cli_score import score
-
 app = typer.Typer(
     name="tailorvit",
     help="Tailor a vision transformer to your data and your size budget.",
@@ -220,7 +218,12 @@ def cost(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="families, spaces, archs, methods, presets, proxies, recipes, searchers")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="families, spaces, archs, methods, searchers, proxies, exporters, data, trunks, presets or recipes."
+        ),
+    ],
     as_json: Json = False,
 ) -> None:
     """List what there is."""
@@ -253,15 +256,51 @@ def runs(
     return None
 
 
-app.command()(score)
+@app.command()
+def score(
+    name: Annotated[str, typer.Argument(help="A space or an architecture, by name, TOML or ARCH.json.")],
+    proxy: Annotated[str, typer.Option(help="Proxies, with commas (see: tailorvit list proxies).")] = "dss",
+    n: Annotated[int, typer.Option("--n", help="Architectures of the space to score.")] = 100,
+    max_params: MaxParams = None,
+    min_params: MinParams = None,
+    max_macs: MaxMacs = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    data: Annotated[str | None, typer.Option(help="Images for proxies that need them: a source as for run.")] = None,
+    noise: Annotated[bool, typer.Option("--noise", help="Noise and random labels instead of images.")] = False,
+    inits: Annotated[int, typer.Option(help="Initialisations to average over.")] = 1,
+    batch: Annotated[int | None, typer.Option(help="Images in a batch (default: the proxy's own).")] = None,
+    seed: Annotated[int, typer.Option(help="Of the sampling, the weights and the noise.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    workers: Annotated[int, typer.Option(help="Processes; several fill a GPU, or all cores.")] = 1,
+    top: Annotated[int, typer.Option(help="Rows to print; JSON has them all.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Score untrained architectures: one, or many of a space, best first."""
+    from tailorvit import scoring
+    from tailorvit.proxies import ProxySettings
+
+    settings = ProxySettings(tuple(_words(proxy)), inits, batch, image_size, noise)
+    limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
+
+    def progress(done: int, total: int) -> None:
+        if total > done:
+            typer.echo(f"{done} of {total}", err=True)
+
+    options: dict[str, Any] = {"n": n, "limits": limits, "seed": seed, "classes": classes, "data": data}
+    facts = scoring.score(name, settings, device=device, workers=workers, progress=progress, **options)
+    if as_json:
+        return _print_json(facts)
+    typer.echo("\n".join(scoring.lines(facts, top)))
+    return None
 
 
 @app.command()
 def rank(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="JSON file of architectures with known accuracies.")],
-    proxy: Annotated[str, typer.Option(help="Scores, with commas: dss,predictor,rank:dss+naswot.")] = "predictor",
+    proxy: Annotated[str, typer.Option(help="Proxies, with commas, e.g. dss,predictor.")] = "predictor",
     target: Annotated[str | None, typer.Option(help="The accuracy to rank by (default: every one there is).")] = None,
-    band: Annotated[str, typer.Option(help="Pairs are of like size within this share of parameters.")] = "5%",
+    band: Annotated[str, typer.Option(help="Pairs within this share of parameters are of similar size.")] = "5%",
     seeds: Annotated[int, typer.Option(help="Initialisations to score with, one after the other.")] = 1,
     seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     limit: Annotated[int | None, typer.Option(help="At most this many rows, evenly picked.")] = None,

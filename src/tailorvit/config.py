@@ -247,6 +247,18 @@ def to_toml(config: Config) -> str:
 
 # Keys that are gone, with the default they had: every stored recipe of version 0.1 holds them.
 RETIRED: Mapping[str, Any] = {
+    "data.on_device": "auto",
+    "trunk.batch": 64,
+    "trunk.cache": "",
+    "train.warmup_lr": 1e-6,
+    "train.momentum": 0.9,
+    "train.decay_tables": False,
+    "train.betas": [0.9, 0.999],
+    "train.ema": 0.0,
+    "train.alike": 0.0,
+    "train.masked": False,
+    "train.patience": 5,
+    "train.max_rollbacks": 4,
     "evaluate.together": 1,
     "s4.confidence": 0.9,
     "s4.blocks": "all",
@@ -269,8 +281,13 @@ RETIRED: Mapping[str, Any] = {
     "s3.backtrack": True,
     "s3.max_log10": None,
     "s3.warm_share": 0.5,
+    "hat.quantile": 0.5,
+    "proxy.inits": 1,
+    "proxy.batch": None,
+    "proxy.image_size": None,
+    "proxy.noise": False,
+    "proxy.combine": "single",
     "seek.tune_epochs": 1,
-    "seek.reading": "fixed",
     "seek.inits": 1,
     "seek.image_size": None,
     "seek.samples": 200,
@@ -282,25 +299,34 @@ RETIRED: Mapping[str, Any] = {
 def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
     """A stored recipe in today's keys. A run that used what is gone needs the version that wrote it."""
     found = deepcopy(dict(recipe))
-    for key, default in RETIRED.items():
-        table, _, name = key.rpartition(".")
-        for place in (table, f"final.{table}") if table == "train" else (table,):
-            _drop_retired(found, place, name, default, version)
-    s4 = found.get("s4")
-    if isinstance(s4, dict) and "design" in s4:  # since 0.2 a survey is asked for by its size
-        design = s4.pop("design")
+    final = found.get("final", {})
+    tables = {
+        name: found.get(name) for name in ("data", "trunk", "train", "evaluate", "s4", "s3", "hat", "proxy", "seek")
+    }
+    tables["final.train"] = final.get("train") if isinstance(final, Mapping) else None
+    for where, table in tables.items():
+        for key, default in RETIRED.items():
+            owner, _, name = key.rpartition(".")
+            if isinstance(table, dict) and owner in (where, where.removeprefix("final.")) and name in table:
+                if table.pop(name) != default:
+                    raise _gone(f"{where}.{name}", version)
+    for name in ("train", "final.train"):
+        if isinstance(table := tables[name], dict) and table.pop("lr_scaling", "none") == "batch512":
+            table["lr"] = table["lr"] * table["batch"] / 512
+    if isinstance(s4 := tables["s4"], dict) and (design := s4.pop("design", None)) is not None:
         if design == "plane":
             raise _gone("s4.design", version)
-        s4["survey"] = s4.get("survey", 24) if design == "survey" else 0
+        s4["survey"] = s4.get("survey", 24) if design == "survey" else 0  # a survey is asked for by its size
+    if isinstance(proxy := tables["proxy"], dict) and "names" in proxy:  # the first name decided
+        proxy["name"] = _dss_variant(proxy.pop("names")[0], proxy.pop("reading", "fixed"))
+    if isinstance(seek := tables["seek"], dict) and "reading" in seek:
+        seek["evaluator"] = _dss_variant(seek.get("evaluator", "supernet"), seek.pop("reading"))
     return found
 
 
-def _drop_retired(recipe: dict[str, Any], table: str, name: str, default: Any, version: str) -> None:
-    place: Any = recipe
-    for part in table.split("."):
-        place = place.get(part, {}) if isinstance(place, dict) else {}
-    if isinstance(place, dict) and name in place and place.pop(name) != default:
-        raise _gone(f"{table}.{name}", version)
+def _dss_variant(name: str, reading: str) -> str:
+    """The readings of dss are proxies of their own now."""
+    return f"dss_{reading}" if name == "dss" and reading != "fixed" else name
 
 
 def _gone(key: str, version: str) -> TailorError:

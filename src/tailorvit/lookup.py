@@ -15,7 +15,7 @@ from tailorvit.config import recipe_names
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families import FAMILIES, family, named_arch, named_space, with_fixed
-from tailorvit.methods import METHODS
+from tailorvit.plugins import registries
 from tailorvit.rng import generator
 from tailorvit.space import Space
 
@@ -126,24 +126,14 @@ def space_info(
 
 
 def listing(what: str) -> list[dict[str, Any]]:
-    """Rows of one table: families, spaces, archs, methods, exporters, presets, proxies, recipes, searchers, ..."""
-    tables = {**_registries(), **_tables()}
-    if what not in tables:
-        raise unknown("list", what, tables)
-    return tables[what]()
-
-
-def _registries() -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """The tables plug-ins can add to."""
-    from tailorvit.proxies import PROXIES
-    from tailorvit.search import SEARCHERS
-
-    return {
-        "families": lambda: [{"name": f.name, "summary": f.summary, "paper": f.paper} for f in FAMILIES.values()],
-        "methods": METHODS.rows,
-        "searchers": SEARCHERS.rows,
-        "proxies": lambda: [{"name": p.name, "summary": p.summary, "paper": p.paper} for p in PROXIES.values()],
+    """Rows of one table: name, summary, and for parts that plug-ins may add also where they come from."""
+    found: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        kind: registry.rows for kind, (_, registry) in registries().items()
     }
+    found |= _tables()
+    if what not in found:
+        raise unknown("list", what, found)
+    return found[what]()
 
 
 def _tables() -> dict[str, Callable[[], list[dict[str, Any]]]]:
@@ -152,12 +142,12 @@ def _tables() -> dict[str, Callable[[], list[dict[str, Any]]]]:
     return {
         "spaces": lambda: [
             {"name": n, "family": f.name, "summary": _space_line(s)}
-            for f in FAMILIES.values()
+            for f in FAMILIES.working()
             for n, s in f.spaces.items()
         ],
         "archs": lambda: [
             {"name": n, "family": f.name, "summary": a.source, "params": Counter(f.name, a.fixed).params(a.arch)}
-            for f in FAMILIES.values()
+            for f in FAMILIES.working()
             for n, a in f.archs.items()
         ],
         "presets": lambda: [{"name": p.name, "summary": p.summary, "source": p.source} for p in PRESETS.values()],

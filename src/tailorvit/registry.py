@@ -31,11 +31,11 @@ T = TypeVar("T", bound=Named)
 class Registry(Mapping[str, T], Generic[T]):
     """The records of one kind by name. Iterating gives names only, so that listing them imports nothing."""
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, group: str, own: Mapping[str, str | T]) -> None:
         self.kind, self.group = kind, group
-        self._own = dict(own)  # name to "module:attribute"
+        self._own = dict(own)  # name to record, or to "module:attribute"
         self._loaded: dict[str, T] = {}
-        self._added: dict[str, T] = {}
+        self.added: dict[str, T] = {}  # by :meth:`register`
         self._plugins: dict[str, metadata.EntryPoint] | None = None
 
     def _installed(self) -> dict[str, metadata.EntryPoint]:
@@ -46,24 +46,27 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._plugins
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self._own, *self._installed(), *self._added])
+        yield from dict.fromkeys([*self._own, *self._installed(), *self.added])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._added or name in self._installed()
+        return name in self._own or name in self.added or name in self._installed()
 
     def __getitem__(self, name: str) -> T:
-        if name in self._added:
-            return self._added[name]
+        if name in self.added:
+            return self.added[name]
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
     def _load(self, name: str) -> T:
         if name in self._own:
-            module, _, attribute = self._own[name].partition(":")
+            own = self._own[name]
+            if not isinstance(own, str):
+                return own
+            module, _, attribute = own.partition(":")
             return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
         point = self._installed().get(name)
         if point is None:
@@ -89,12 +92,8 @@ class Registry(Mapping[str, T], Generic[T]):
         """Add a record for this program."""
         if record.name in self._own or record.name in self._installed():
             raise TailorError(f"There is a {self.kind} '{record.name}' already, from {self.origin(record.name)}.")
-        self._added[record.name] = record
+        self.added[record.name] = record
         return record
-
-    def remove(self, name: str) -> None:
-        """Take back what :meth:`register` added."""
-        del self._added[name]
 
     def origin(self, name: str) -> str:
         """Where a part comes from: this package, the name of a plug-in's package, or this program."""
@@ -103,8 +102,8 @@ class Registry(Mapping[str, T], Generic[T]):
         point = self._installed().get(name)
         return HERE if point is None else _package(point)
 
-    def rows(self, *fields: str) -> list[dict[str, Any]]:
-        """Name, summary, origin and further fields of every record; a plug-in that fails says so in its summary."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Name, summary, origin and paper of every record; a plug-in that fails says so in its summary."""
         rows = []
         for name in self:
             try:
@@ -113,9 +112,8 @@ class Registry(Mapping[str, T], Generic[T]):
                 rows.append({"name": name, "summary": str(error), "origin": self.origin(name), "broken": True})
                 continue
             row = {"name": name, "summary": getattr(record, "summary", ""), "origin": self.origin(name)}
-            if getattr(record, "experimental", False):
-                row["experimental"] = True
-            rows.append({**row, **{field: getattr(record, field) for field in fields}})
+            row |= {key: value for key in ("paper", "experimental") if (value := getattr(record, key, None))}
+            rows.append(row)
         return rows
 
 

@@ -21,29 +21,29 @@ FIXED = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Latency as a line over the parameters of what is built; every question is kept with its device."""
-    asked = []
+    """Latency as a line over the parameters of what is built; every measurement is listed with its device."""
+    calls = []
 
     def measured(model, shape, batch, device, **_):
-        asked.append(device)
+        calls.append(device)
         seconds = sum(p.numel() for p in model.parameters()) * 1e-8
         return Latency(seconds, seconds, seconds, batch, device, 1, 5)
 
     monkeypatch.setattr(meter_module, "measure_latency", measured)
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 100, 299, 300])
 def test_few_questions_find_the_last_that_fits(most):
-    asked = []
+    calls = []
 
     def fits(value):
-        asked.append(value)
+        calls.append(value)
         return value < most
 
     found = largest_measured([*reversed(range(300))], fits, float)
     assert found == (most - 1 if most else None)
-    assert len(asked) == len(set(asked)) <= 23
+    assert len(calls) == len(set(calls)) <= 23
 
 
 def test_a_little_beyond_one_that_was_refused_is_asked_too():
@@ -53,9 +53,9 @@ def test_a_little_beyond_one_that_was_refused_is_asked_too():
 
 
 def test_growing_candidates_end_after_so_many_misses():
-    asked = []
-    found = [*growing(iter(range(10_000)), lambda v: asked.append(v) or v < 5 or v == 20, patience=24)]
-    assert found == [0, 1, 2, 3, 4, 20] and asked[-1] == 44
+    calls = []
+    found = [*growing(iter(range(10_000)), lambda v: calls.append(v) or v < 5 or v == 20, patience=24)]
+    assert found == [0, 1, 2, 3, 4, 20] and calls[-1] == 44
     assert largest_fitting(range(100), lambda v: v < 9, lambda v: v % 7) == 6
 
 
@@ -66,16 +66,16 @@ def test_a_space_for_a_latency_takes_few_measurements_on_the_runs_device(clock):
     meter = Meter.for_space(space)
     assert 0.7 * 10e-3 < meter.cost("params", space.largest()) * 1e-8 <= 0.95 * 10e-3, "with room for the clock"
     before = len(clock)
-    rival = hand_designed(space, Meter.for_space(space, limits, device="meta"))
-    assert 0.7 * 10e-3 < meter.cost("params", rival) * 1e-8 <= 10e-3 and len(clock) - before < 40
+    baseline = hand_designed(space, Meter.for_space(space, limits, device="meta"))
+    assert 0.7 * 10e-3 < meter.cost("params", baseline) * 1e-8 <= 10e-3 and len(clock) - before < 40
 
 
 def test_counted_limits_are_kept_beside_measured_ones(clock):
     limits = Limits.of(max_latency="1s", max_params="1M")
     space = auto_space("vit", FIXED, limits)
     assert 5e5 < Meter.for_space(space).most("params", space) < 1e6
-    rival = hand_designed(space, Meter.for_space(space, limits))
-    assert 5e5 < Meter.for_space(space).cost("params", rival) <= 1e6
+    baseline = hand_designed(space, Meter.for_space(space, limits))
+    assert 5e5 < Meter.for_space(space).cost("params", baseline) <= 1e6
 
 
 def test_a_slow_network_is_timed_in_few_passes():
@@ -107,20 +107,20 @@ def test_time_and_memory_are_bounds_and_no_order_to_fill_them(tmp_path):
     """Without a limit that is counted, the images say how large a network may be."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "few.npz", x=rng.integers(0, 255, (60, 8, 8), dtype=np.uint8), y=np.arange(60) % 3)
-    asked = {"data": str(tmp_path / "few.npz"), "sets": ["device=cpu"]}
-    _, opened, space, limits, _ = prepare(recipe_for(None, limits={"max_memory": "512MiB"}, **asked))
+    options = {"data": str(tmp_path / "few.npz"), "sets": ["device=cpu"]}
+    _, opened, space, limits, _ = prepare(recipe_for(None, limits={"max_memory": "512MiB"}, **options))
     top = units.parse(default_limit(opened.counts["train"]), "params")
     assert limits.to_dict()["params"]["max"] == top and Meter.for_space(space).most("params", space) < 2 * top
-    free = prepare(recipe_for(None, limits={"max_memory": "512MiB", "max_params": "300k"}, **asked))[3]
-    assert free.to_dict()["params"]["max"] == 300_000, "what was asked for stays"
+    free = prepare(recipe_for(None, limits={"max_memory": "512MiB", "max_params": "300k"}, **options))[3]
+    assert free.to_dict()["params"]["max"] == 300_000, "the limit set by hand stays"
 
 
 def test_a_space_made_for_a_latency_is_not_refused_by_a_second_look(monkeypatch):
     """The clock of a busy machine may say twice as much a moment later."""
-    asked = []
+    calls = []
 
     def busier(model, shape, batch, device, **_):
-        asked.append(device)
+        calls.append(device)
         seconds = sum(p.numel() for p in model.parameters()) * (1e-8 if made == [] else 1e-6)
         return Latency(seconds, seconds, seconds, batch, device, 1, 5)
 
@@ -133,7 +133,7 @@ def test_a_space_made_for_a_latency_is_not_refused_by_a_second_look(monkeypatch)
     monkeypatch.setattr(meter_module, "measure_latency", busier)
     monkeypatch.setattr(api, "initial_space", noted)
     found = prepare(recipe_for(None, limits={"max_latency": "100us"}, small=True, sets=["device=cpu"]))[2]
-    assert found == made[0] and asked
+    assert found == made[0] and calls
     with pytest.raises(InfeasibleError):
         sets = ["device=cpu", "space=vit-8px"]
         prepare(recipe_for("s4-digits", limits={"max_latency": "1us", "max_params": "60k"}, sets=sets))

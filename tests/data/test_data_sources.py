@@ -361,7 +361,7 @@ def test_a_source_of_single_images_from_outside(monkeypatch):
         labels = {"train": np.arange(30) % 3, "test": np.arange(9) % 3}
         return from_items({p: (opener(p), y) for p, y in labels.items()}, f"colours {rest}", ["a", "b", "c"])
 
-    monkeypatch.setitem(SOURCES, "colours", DataSource("colours", "plain colours", read))
+    monkeypatch.setitem(SOURCES.added, "colours", DataSource("colours", "plain colours", read))
     data = open_data("colours:bright")
     assert data.counts == {"train": 27, "search": 3, "test": 9} and data.image_size == (32, 32)
     assert open_data("colours:dark").fingerprint != data.fingerprint == open_data("colours:bright").fingerprint

@@ -153,7 +153,7 @@ def test_the_documented_format_works(made, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
     names: dict[str, object] = {}
     exec(next(b for b in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "Exporter(" in b), names)
-    monkeypatch.setitem(EXPORTERS, "numpy", names["NUMPY"])
+    monkeypatch.setitem(EXPORTERS.added, "numpy", names["NUMPY"])
     done = export(made.run, "numpy", tmp_path / "out", images=5)
     assert done.files == ("classes.txt", "weights.npz") and done.facts["max_difference"] <= 1e-6
     assert "Checked on 5 test images of the run" in done.lines()[1]
@@ -166,9 +166,9 @@ def test_a_format_from_outside_that_lacks_something(made, tmp_path, monkeypatch)
     def needy(job):
         import a_module_nobody_has  # noqa: F401
 
-    monkeypatch.setitem(EXPORTERS, "needy", Exporter("needy", "", "needy[all]", needy))
+    monkeypatch.setitem(EXPORTERS.added, "needy", Exporter("needy", "", "needy[all]", needy))
     with pytest.raises(TailorError, match=r"The format needy needs 'a_module_nobody_has': pip install 'needy\[all\]'"):
         export(made.run, "needy", tmp_path / "needy")
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setitem(EXPORTERS, "bare", Exporter("bare", "", None, lambda job: {}))
+    monkeypatch.setitem(EXPORTERS.added, "bare", Exporter("bare", "", None, lambda job: {}))
     assert "Not checked: the format has no check" in export(made.run, "bare", tmp_path / "bare").lines()

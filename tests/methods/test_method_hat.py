@@ -15,7 +15,7 @@ from tailorvit.arch import Arch
 from tailorvit.config import configure, parse_recipe, read_recipe
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
-from tailorvit.costs.predictor import HatSettings, Predictor
+from tailorvit.costs.latency_predictor import HatSettings, LatencyPredictor
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
 from tailorvit.methods.hat import latency_limit
@@ -39,10 +39,10 @@ def facts(folder) -> dict:
 
 def state(folder) -> dict:
     with Run.open(folder, lock=False) as run:
-        told = [e["text"] for e in run.events("predictor")]
+        messages = [e["text"] for e in run.events("predictor")]
         trials = run.trials()
     weights = (folder / "network" / "network.safetensors").read_bytes()
-    return {"facts": facts(folder), "trials": trials, "told": told, "weights": weights}
+    return {"facts": facts(folder), "trials": trials, "messages": messages, "weights": weights}
 
 
 @pytest.fixture
@@ -62,43 +62,45 @@ def clock(monkeypatch):
 
 
 def test_the_search_goes_by_predictions_and_ends_with_a_measurement(tmp_path, clock):
-    result = go(tmp_path / "run", "hat.quantile=0.5")
+    result = go(tmp_path / "run")
     found, limit = result["latency_predictor"], result["limits"]["latency"]["max"]
     assert found["limit"] == limit and sorted(clock)[0] * 1e-7 < limit < sorted(clock)[-1] * 1e-7
     assert found["samples"] == 12 and found["held_out"] == 4 and found["noise"] == 0
-    assert found["mape"] < 1 and found["rank"] > 0.99 < found["constant_mape"], "a device the features can tell"
+    assert found["mape"] < 1 and found["rank"] > 0.99 < found["constant_mape"], "the features explain this device"
     assert result["latency"] == found["measured"] == 1e-7 * result["params"] <= limit
     assert found["predicted"] == pytest.approx(found["measured"], rel=0.02) and found["predicted"] <= limit
     assert result["final"] == "retrain"
     with Run.open(tmp_path / "run", lock=False) as run:
         searched = run.trials("search")
-        (told,) = [e for e in run.events("predictor") if "mean error" in e["text"]]
+        (message,) = [e for e in run.events("predictor") if "mean error" in e["text"]]
         assert {e["stage"] for e in run.epochs()} == {"supernet-0", "final"} and run.seconds()["latency"] > 0
         measured = [run.measured("latency", t["arch"]) for t in searched]
     assert all(t["costs"]["latency"] <= limit for t in searched)
     assert None in measured, "most of what is searched is never timed"
-    assert told["data"]["mape"] == found["mape"] and "rank correlation" in told["text"]
+    assert message["data"]["mape"] == found["mape"] and "rank correlation" in message["text"]
     assert len(clock) <= 2 * 16 + 1 + found["refused"]
 
 
 def test_the_median_of_the_rounds_counts_and_noise_is_a_share_of_the_latency(monkeypatch):
     """The second round takes a tenth longer than the first, in the third the machine is busy."""
-    space, kept = named_space("vit-8px"), {}
+    space, stored = named_space("vit-8px"), {}
     meter, hat = Meter.for_space(space), importlib.import_module("tailorvit.methods.hat")
     factors = (1.0, 1.1, 5.0)
     monkeypatch.setattr(
-        hat, "_round", lambda _, archs, number: [1e-8 * factors[number] * meter.cost("params", a) for a in archs]
+        hat,
+        "_measure_round",
+        lambda _, archs, number: [1e-8 * factors[number] * meter.cost("params", a) for a in archs],
     )
     run = SimpleNamespace(
-        measured=lambda _, arch: kept.get(arch), record_measured=lambda _, arch, value: kept.update({arch: value})
+        measured=lambda _, arch: stored.get(arch), record_measured=lambda _, arch, value: stored.update({arch: value})
     )
     config = SimpleNamespace(hat=HatSettings(samples=12, held_out=4, rounds=3))
     session = SimpleNamespace(
         config=config, space=space, seed=0, run=run, meter=meter, timed=lambda _: contextlib.nullcontext()
     )
-    noise = hat._predictor(session)[-1]
-    assert noise == pytest.approx(10) and len(kept) == 16
-    assert all(seconds == pytest.approx(1.1e-8 * meter.cost("params", arch)) for arch, seconds in kept.items())
+    noise = hat._fit_predictor(session)[-1]
+    assert noise == pytest.approx(10) and len(stored) == 16
+    assert all(seconds == pytest.approx(1.1e-8 * meter.cost("params", arch)) for arch, seconds in stored.items())
 
 
 def test_a_limit_in_the_recipe_comes_first(tmp_path, clock):
@@ -155,30 +157,30 @@ def test_a_clock_that_never_says_the_same_twice_is_read_once(tmp_path, monkeypat
         go(tmp_path / "run")
     context.__exit__(None, None, None)
     with Run.open(tmp_path / "run", lock=False) as run:
-        trials, told, confirmed = run.trials(), run.events("predictor"), run.result("confirm")
+        trials, messages, confirmed = run.trials(), run.events("predictor"), run.result("confirm")
     before = next(reads)
     result = tailorvit.resume(tmp_path / "run", progress="quiet")
     assert next(reads) == before + 1, "nothing is measured again"
     assert result["latency_predictor"]["noise"] > 0
     with Run.open(tmp_path / "run", lock=False) as run:
-        assert (run.trials(), run.events("predictor"), run.result("confirm")) == (trials, told, confirmed)
+        assert (run.trials(), run.events("predictor"), run.result("confirm")) == (trials, messages, confirmed)
 
 
 def test_a_candidate_that_breaks_the_limit_when_measured_is_refused(tmp_path, clock, monkeypatch):
     """The predictor says yes to everything; only the clock knows."""
-    monkeypatch.setattr(Predictor, "__call__", lambda self, arch: 1e-6)
-    result = go(tmp_path / "run", "hat.quantile=0.4", "search.generations=4")
+    monkeypatch.setattr(LatencyPredictor, "__call__", lambda self, arch: 1e-6)
+    result = go(tmp_path / "run", "search.generations=4")
     limit = result["limits"]["latency"]["max"]
     assert result["latency"] <= limit and result["latency_predictor"]["predicted"] == 1e-6
     with Run.open(tmp_path / "run", lock=False) as run:
         best = sorted(run.trials("search"), key=lambda t: (-t["accuracy"], t["params"], t["macs"]))
         refused = [Arch.from_json(t) for t in run.result("confirm")["refused"]]
-        told = [e["text"] for e in run.events("predictor") if "does not" in e["text"]]
-    assert len(refused) == result["latency_predictor"]["refused"] > 0 < len(told)
+        messages = [e["text"] for e in run.events("predictor") if "does not" in e["text"]]
+    assert len(refused) == result["latency_predictor"]["refused"] > 0 < len(messages)
     assert [t["arch"] for t in best][: len(refused) + 1] == [*refused, Arch.from_dict(result["arch"])]
 
 
-def test_a_machine_gone_slow_is_told_and_may_recover(tmp_path, clock, monkeypatch):
+def test_a_machine_gone_slow_is_an_error_and_may_recover(tmp_path, clock, monkeypatch):
     inner, slow = meter_module.measure_latency, [1]
 
     def measure(*args, **more):
@@ -195,9 +197,9 @@ def test_a_machine_gone_slow_is_told_and_may_recover(tmp_path, clock, monkeypatc
 
 
 def _far(space, count):
-    """Wide members, so that none of them is found again under a tight limit."""
-    drawn = {space.sample(generator(i, "far")) for i in range(1000)}
-    return sorted(drawn, key=lambda a: (-a.one("embed"), -a.one("depth"), a.to_json()))[:count]
+    """Wide architectures, so that none of them is found again under a tight limit."""
+    archs = {space.sample(generator(i, "far")) for i in range(1000)}
+    return sorted(archs, key=lambda a: (-a.one("embed"), -a.one("depth"), a.to_json()))[:count]
 
 
 def test_limits_with_a_typical_latency():

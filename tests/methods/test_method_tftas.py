@@ -1,12 +1,12 @@
-"""TF-TAS as a run: what is scored, stored and told, what never wins, and that nothing is trained before the end."""
+"""TF-TAS as a run: what is scored and stored, what never wins, and that nothing is trained before the end."""
 
 from __future__ import annotations
 
 import json
 import math
 
-import numpy as np
 import pytest
+from tailorvit.proxies.settings import UntrainedSettings
 
 import tailorvit
 from tailorvit.arch import Arch
@@ -16,8 +16,8 @@ from tailorvit.errors import TailorError
 from tailorvit.methods import session as session_module
 from tailorvit.methods import untrained as untrained_module
 from tailorvit.methods.finish import finish
-from tailorvit.methods.untrained_search import banded
-from tailorvit.proxies import PROXIES, Proxy, Refused
+from tailorvit.methods.untrained import meter_with_band
+from tailorvit.proxies import PROXIES, Proxy, ProxySettings, Refused
 from tailorvit.proxies.score import Scorer
 from tailorvit.report.facts import collect
 from tailorvit.report.search import figures, merit_label
@@ -66,7 +66,7 @@ def test_scores_are_stored_and_the_best_is_trained(tmp_path, monkeypatch):
         seen.append(({e["stage"] for e in session.run.epochs()}, len(session.run.trials())))
         return finish(session, found, net, *rest)
 
-    monkeypatch.setattr("tailorvit.methods.untrained_search.finish", watched)
+    monkeypatch.setattr("tailorvit.methods.untrained.finish", watched)
     result = go(tmp_path / "run", "baseline=true", "final.candidates=2")
     rows = trials(tmp_path / "run")
     assert seen == [(set(), len(rows))], "nothing is trained before the candidates are chosen"
@@ -80,10 +80,10 @@ def test_scores_are_stored_and_the_best_is_trained(tmp_path, monkeypatch):
     assert all(finished[r["arch"]]["score"] == r["score"] for r in best)
     assert result["search_accuracy"] is None and {c["search_accuracy"] for c in result["candidates"]} == {None}
     assert result["final"] == "retrain" and result["baseline"]["test_accuracy"] >= 0
-    told = result["proxy"]
-    assert told["tau_params"] == pytest.approx(kendall([r["score"] for r in rows], [r["params"] for r in rows]))
-    assert told["per_second"] == pytest.approx(24 / told["seconds"]) and told["without_score"] == 0
-    assert result["seconds"]["score"] == told["seconds"]
+    facts = result["proxy"]
+    assert facts["tau_params"] == pytest.approx(kendall([r["score"] for r in rows], [r["params"] for r in rows]))
+    assert facts["per_second"] == pytest.approx(24 / facts["seconds"]) and facts["without_score"] == 0
+    assert result["seconds"]["score"] == facts["seconds"]
     assert [f["accuracy"] for f in result["front"]] == [None] * len(result["front"]) != []
 
 
@@ -105,7 +105,7 @@ def test_scores_are_those_of_the_scorer(tmp_path):
     recipe = configure(tailorvit.config.parse_recipe((tmp_path / "run" / "recipe.toml").read_text(), "recipe"))
     space = tailorvit.space.Space.from_dict(recipe.space)
     seed = untrained_module.derive(4, "untrained") % 2**31
-    (alone,) = Scorer(space, settings=recipe.proxy, seed=seed)([row["arch"]])
+    (alone,) = Scorer(space, settings=ProxySettings((recipe.proxy.name,)), seed=seed)([row["arch"]])
     assert alone.scores["dss"] == pytest.approx(row["score"], rel=1e-6)
     assert alone.parts["dss"] == pytest.approx(row["parts"]["dss"], rel=1e-6)
 
@@ -116,25 +116,13 @@ def test_a_plain_s4_recipe_runs_under_this_method(tmp_path):
     assert len(result["spaces"]) == 1 and {t["stage"] for t in trials(tmp_path / "run", None)} == {"score"}
 
 
-@pytest.mark.parametrize("names", [["dss", "naswot"], ["te", "params"]])
-def test_ranks_add_up(tmp_path, names):
-    result = go(tmp_path / "run", f"proxy.names={names}", "proxy.combine=ranks", "proxy.candidates=8")
-    rows = trials(tmp_path / "run")
-    columns = [np.array([r["scores"][n] for r in rows]) for n in names]
-    ranks = [[(c < v).sum() + ((c == v).sum() + 1) / 2 for v in c] for c in columns]
-    assert [r["score"] for r in rows] == [sum(each) for each in zip(*ranks)]
-    assert result["score"] == max(r["score"] for r in rows) and rows[0]["proxy"] == f"rank:{names[0]}+{names[1]}"
-
-
 def test_images_come_from_the_training_split(tmp_path, monkeypatch):
-    given = []
+    passed = []
     inner = untrained_module.Scorer
-    monkeypatch.setattr(untrained_module, "Scorer", lambda *a, **k: given.append(k["images"]) or inner(*a, **k))
-    go(tmp_path / "run", 'proxy.names=["snip"]', "proxy.candidates=3")
-    (images, labels) = given[0]
+    monkeypatch.setattr(untrained_module, "Scorer", lambda *a, **k: passed.append(k["images"]) or inner(*a, **k))
+    go(tmp_path / "run", "proxy.name=snip", "proxy.candidates=3")
+    (images, labels) = passed[0]
     assert images.shape == (64, 1, 8, 8) and len(set(labels.tolist())) > 5, "in random order, so of many classes"
-    go(tmp_path / "noise", 'proxy.names=["snip"]', "proxy.candidates=3", "proxy.noise=true")
-    assert given[1] is None
 
 
 # -- evolution --------------------------------------------------------------------------------------------------------
@@ -173,21 +161,21 @@ def test_what_has_no_score_never_wins(tmp_path, made_up, evolution):
         return {"score": float(task.params)}
 
     made_up("big", measure)
-    sets = ['proxy.names=["big"]', f"proxy.evolution={evolution}"]
+    sets = ["proxy.name=big", f"proxy.evolution={evolution}"]
     result = go(tmp_path / "run", *sets)
     rows = trials(tmp_path / "run")
     lost = [r for r in rows if r["score"] is None]
     assert 0 < len(lost) < len(rows) and result["proxy"]["without_score"] == len(lost)
     assert all(r["problems"]["big"] for r in lost)
     assert result["params"] == max(r["params"] for r in rows if r["score"] is not None)
-    (told,) = [t for t in events(tmp_path / "run", "warning") if "no score" in t]
-    assert told.startswith(f"{len(lost)} of {len(rows)} architectures have no score and cannot be chosen")
+    (warning,) = [t for t in events(tmp_path / "run", "warning") if "no score" in t]
+    assert warning.startswith(f"{len(lost)} of {len(rows)} architectures have no score and cannot be chosen")
 
 
 def test_nothing_with_a_score_is_an_error_before_training(tmp_path, made_up):
     made_up("none", lambda task: {"score": math.nan})
     with pytest.raises(TailorError, match=r"None of 24 architectures has a score by none: none is nan"):
-        go(tmp_path / "run", 'proxy.names=["none"]')
+        go(tmp_path / "run", "proxy.name=none")
     with Run.open(tmp_path / "run", lock=False) as run:
         assert run.epochs() == []
 
@@ -195,16 +183,15 @@ def test_nothing_with_a_score_is_an_error_before_training(tmp_path, made_up):
 @pytest.mark.parametrize(
     ("table", "match"),
     [
-        ({"names": ["dsss"]}, r"Unknown proxy 'dsss'\. Did you mean 'dss'\? Known: depth, dss, grasp, macs, naswot"),
-        ({"names": []}, "at least one proxy"),
+        ({"name": "dsss"}, r"Unknown proxy 'dsss'\. Did you mean 'dss.*'\? Known: .*dss.*naswot"),
+        ({"name": ["dss"]}, r"proxy\.name cannot be \['dss'\]"),
+        ({"names": []}, r"proxy\.name cannot be \[\]"),
         ({"candidates": 0}, r"proxy\.candidates must be at least 1, not 0"),
         ({"band": 0}, r"proxy\.band must lie above 0"),
-        ({"evolution": True, "combine": "ranks"}, "combine = 'ranks' ranks candidates within one set"),
-        ({"evolution": True, "names": ["te"]}, "te ranks candidates within one set"),
-        ({"combine": "mean"}, r"proxy\.combine cannot be 'mean'"),
+        ({"evolution": True, "name": "te"}, "te ranks candidates within one set"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_done(table, match):
+def test_mistakes_are_refused_before_the_run(table, match):
     with pytest.raises(TailorError, match=match):
         configure({"method": "tf-tas", "proxy": table})
 
@@ -212,8 +199,8 @@ def test_mistakes_are_told_before_anything_is_done(table, match):
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
-class Told:
-    """A session as far as limits go."""
+class LimitedSession:
+    """The part of a session that limits need."""
 
     def __init__(self, space, **limits):
         self.limits, self.device, self.said = Limits.of(**limits), "cpu", []
@@ -226,19 +213,19 @@ class Told:
 
 def test_an_upper_limit_alone_makes_a_band():
     space = tailorvit.named_space("vit-8px")
-    one = Told(space, max_params="60k")
-    assert banded(one, space, 0.2).limits.to_dict() == {"params": {"min": 48e3, "max": 60e3}}
+    one = LimitedSession(space, max_params="60k")
+    assert meter_with_band(one, space, 0.2).limits.to_dict() == {"params": {"min": 48e3, "max": 60e3}}
     assert "params from 48k to 60k" in one.said[0][1] and one.said[0][0] == "band"
-    wide = Told(space, max_params="1M")  # the largest member has fewer: the band is below it
+    wide = LimitedSession(space, max_params="1M")  # the largest architecture has fewer: the band is below it
     most = wide.meter.cost("params", space.largest())
-    assert banded(wide, space, 0.2).limits.to_dict()["params"]["min"] == pytest.approx(0.8 * most)
-    assert banded(wide, space, 1.0) is wide.meter, "1: no band"
-    both = Told(space, max_params="60k", min_params="10k")
-    assert banded(both, space, 0.2) is both.meter and both.said == []
-    macs = Told(space, max_macs="1M", max_latency="1s")
-    assert banded(macs, space, 0.5).limits.to_dict()["macs"] == {"min": 5e5, "max": 1e6}
-    free = Told(space)
-    assert banded(free, space, 0.2) is free.meter and "largest networks will win" in free.said[0][1]
+    assert meter_with_band(wide, space, 0.2).limits.to_dict()["params"]["min"] == pytest.approx(0.8 * most)
+    assert meter_with_band(wide, space, 1.0) is wide.meter, "1: no band"
+    both = LimitedSession(space, max_params="60k", min_params="10k")
+    assert meter_with_band(both, space, 0.2) is both.meter and both.said == []
+    macs = LimitedSession(space, max_macs="1M", max_latency="1s")
+    assert meter_with_band(macs, space, 0.5).limits.to_dict()["macs"] == {"min": 5e5, "max": 1e6}
+    free = LimitedSession(space)
+    assert meter_with_band(free, space, 0.2) is free.meter and "largest networks will win" in free.said[0][1]
 
 
 # -- interrupted ------------------------------------------------------------------------------------------------------
@@ -250,13 +237,13 @@ def state(folder) -> dict:
     for key in ("seconds", "per_second"):
         result["proxy"].pop(key)
     with Run.open(folder, lock=False) as run:
-        told = [(e["kind"], e["text"]) for e in run.events() if e["kind"] not in ("resume", "interrupted")]
-        tables = run.trials(), run.spaces(), run.decisions(), told
+        messages = [(e["kind"], e["text"]) for e in run.events() if e["kind"] not in ("resume", "interrupted")]
+        tables = run.trials(), run.spaces(), run.decisions(), messages
     return {"result": result, "tables": tables, "weights": (folder / "network" / "network.safetensors").read_bytes()}
 
 
 @pytest.mark.parametrize(
-    "sets", [[], ["proxy.evolution=true"], ['proxy.names=["te"]']], ids=["drawn", "evolved", "ranked"]
+    "sets", [[], ["proxy.evolution=true"], ["proxy.name=te"]], ids=["sampled", "evolved", "ranked"]
 )
 def test_interrupted_it_scores_nothing_twice_and_ends_the_same(tmp_path, monkeypatch, sets):
     monkeypatch.setattr(untrained_module, "CHUNK", 5)
@@ -276,11 +263,11 @@ def test_interrupted_it_scores_nothing_twice_and_ends_the_same(tmp_path, monkeyp
     stop_at[0] = 9
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "cut", *sets)
-    kept = len(trials(tmp_path / "cut"))
-    assert kept == 5 or "proxy.evolution=true" in sets
+    stored = len(trials(tmp_path / "cut"))
+    assert stored == 5 or "proxy.evolution=true" in sets
     stop_at[0] = None
     tailorvit.resume(tmp_path / "cut", progress="quiet")
-    assert len(scored) == 9 + whole - kept, "only the group that was cut short is scored again"
+    assert len(scored) == 9 + whole - stored, "only the group that was cut short is scored again"
     assert state(tmp_path / "cut") == state(tmp_path / "whole")
     monkeypatch.setattr(session_module, "train", None)
     assert tailorvit.resume(tmp_path / "cut", progress="quiet")["arch"]
@@ -288,4 +275,41 @@ def test_interrupted_it_scores_nothing_twice_and_ends_the_same(tmp_path, monkeyp
 
 def test_the_recipes_are_what_they_say():
     tftas, seek = configure(read_recipe("tftas-digits")), configure(read_recipe("s4-dss-digits"))
-    assert (tftas.method, tftas.proxy.names, seek.method, seek.seek.evaluator) == ("tf-tas", ("dss",), "s4", "dss")
+    assert (tftas.method, tftas.proxy.name, seek.method, seek.seek.evaluator) == ("tf-tas", "dss", "s4", "dss")
+
+
+# -- older run folders ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [
+        ({"names": ["naswot"], "reading": "paper"}, "naswot"),
+        ({"names": ["dss", "snip"], "reading": "fixed"}, "dss"),
+        ({"names": ["dss"], "reading": "official"}, "dss_official"),
+        ({"reading": "paper"}, "dss_paper"),
+        ({}, "dss"),
+    ],
+)
+def test_recipes_of_older_runs_are_read(old, name):
+    assert configure({"method": "tf-tas", "proxy": {"candidates": 7, **old}}).proxy == UntrainedSettings(name, 7)
+    seek = {"evaluator": "dss", "reading": old.get("reading", "fixed")}
+    wanted = {"fixed": "dss", "paper": "dss_paper", "official": "dss_official"}[seek["reading"]]
+    assert configure({"seek": seek}).seek.evaluator == wanted
+
+
+def test_scores_stored_under_another_name_are_computed_again(tmp_path, monkeypatch):
+    """A run cut short with reading = "official" holds scores of the proxy that was then called dss."""
+    go(tmp_path / "whole", "proxy.name=dss_official")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr(untrained_module, "finish", stop)
+        go(tmp_path / "cut", "proxy.name=dss_official")
+    with Run.open(tmp_path / "cut") as run:
+        old = [{**t, "proxy": "dss", "scores": {"dss": t["scores"]["dss_official"]}} for t in run.trials("score")]
+        run.record_trials("score", old)
+    tailorvit.resume(tmp_path / "cut", progress="quiet")
+    assert trials(tmp_path / "cut") == trials(tmp_path / "whole")

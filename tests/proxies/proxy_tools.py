@@ -16,6 +16,7 @@ from tailorvit.rng import generator
 
 FAMILY_NAMES = sorted(FAMILIES)
 MEASURED = [name for name, p in PROXIES.items() if p.cost != "counted"]
+ALONE = [name for name, p in PROXIES.items() if p.together is None]  # whose score does not depend on the others scored
 
 
 @cache
@@ -43,7 +44,7 @@ def everything(model):
     """Values, grads, flags and modes of a network, and the state of every global generator."""
     return {
         "state": {k: v.clone() for k, v in [*model.named_parameters(), *model.named_buffers()]},
-        "kept": [id(p) for p in model.parameters()],
+        "identities": [id(p) for p in model.parameters()],
         "grads": {k: None if p.grad is None else p.grad.clone() for k, p in model.named_parameters()},
         "flags": [p.requires_grad for p in model.parameters()],
         "modes": [m.training for m in model.modules()],

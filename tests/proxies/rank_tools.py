@@ -11,7 +11,7 @@ REFERENCE = Path(__file__).parents[3] / "shared" / "reference"  # beside the pro
 
 
 def vit_rows(count: int, seed: int = 0, form: str = "ood") -> list[dict]:
-    """AutoFormer-T members; accuracy grows with depth and with late MLPs, plus a little noise."""
+    """Architectures of AutoFormer-T; accuracy grows with depth and with late MLPs, plus a little noise."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -29,7 +29,7 @@ def vit_rows(count: int, seed: int = 0, form: str = "ood") -> list[dict]:
 
 
 def pit_rows(count: int, seed: int = 0) -> list[dict]:
-    """PiT-Ti members; accuracy grows with depth at any size."""
+    """Architectures of PiT-Ti; accuracy grows with depth at any size."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):

@@ -11,9 +11,9 @@ from rank_tools import REFERENCE, pit_rows, vit_rows
 from tailorvit import Arch, Counter, named_space
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES
-from tailorvit.proxies.agreement import agree
-from tailorvit.proxies.features import NAMES, matrix
-from tailorvit.proxies.predictor import Predictor, default, pooled
+from tailorvit.proxies import Refused
+from tailorvit.proxies.predictor import FEATURE_NAMES, Predictor, default, feature_matrix, pooled, shape_features
+from tailorvit.proxies.ranking import agree
 from tailorvit.proxies.tables import read_table, table_of
 from tailorvit.rng import generator
 
@@ -31,8 +31,8 @@ def test_features_are_finite_in_every_family(name):
     space = next(iter(FAMILIES[name].spaces.values()))
     counter = Counter(name, dict(space.fixed))
     archs = [space.sample(generator(0, "features", i)) for i in range(5)]
-    x = matrix([counter] * 5, archs)
-    assert x.shape == (5, len(NAMES)) and np.isfinite(x).all()
+    x = feature_matrix([counter] * 5, archs)
+    assert x.shape == (5, len(FEATURE_NAMES)) and np.isfinite(x).all()
 
 
 def test_features_mean_what_they_say():
@@ -40,7 +40,7 @@ def test_features_mean_what_they_say():
 
     def row(heads, mlp, embed=192):
         arch = Arch("vit", depth=len(heads), embed=embed, heads=tuple(heads), mlp=tuple(mlp))
-        return dict(zip(NAMES, matrix([counter], [arch])[0]))
+        return dict(zip(FEATURE_NAMES, feature_matrix([counter], [arch])[0]))
 
     even = row([3] * 12, [4] * 12)
     assert even["qkv_trend"] == even["mlp_trend"] == even["width_trend"] == 0
@@ -49,10 +49,22 @@ def test_features_mean_what_they_say():
     assert late["qkv_trend"] > 0 > late["mlp_trend"]
     assert row([4] * 12, [4] * 12)["attention"] > even["attention"] > row([3] * 12, [5] * 12)["attention"]
     twice = row([6] * 12, [4] * 12, 384)  # the same shape, larger
-    assert [twice[k] for k in NAMES[3:]] == pytest.approx([even[k] for k in NAMES[3:]])
+    assert [twice[k] for k in FEATURE_NAMES[3:]] == pytest.approx([even[k] for k in FEATURE_NAMES[3:]])
     pit = Counter("pit", dict(named_space("pit-ti").fixed))
     shape = FAMILIES["pit"].archs["pit-ti"].arch
-    assert matrix([pit], [shape])[0][NAMES.index("width_trend")] > 0
+    assert feature_matrix([pit], [shape])[0][FEATURE_NAMES.index("width_trend")] > 0
+
+
+@pytest.mark.parametrize("change", [{"qkv": None}, {"hidden": 0}])
+def test_blocks_without_the_widths_are_refused(change):
+    """A family from outside may have no attention; its rows then lack these widths."""
+    counter = Counter("vit", dict(named_space("vit-8px").fixed))
+    arch = named_space("vit-8px").smallest()
+    blocks = counter.family.outline(counter.frame, arch)
+    (key,) = change
+    for rows in ([{**b, **change} for b in blocks], [{k: v for k, v in b.items() if k != key} for b in blocks]):
+        with pytest.raises(Refused, match=f"needs the width '{key}' of every block, which this architecture does not"):
+            shape_features(rows, 1000, 2000)
 
 
 # -- fitted on a few accuracies ----------------------------------------------------------------------------------------
@@ -108,11 +120,11 @@ def test_saved_and_loaded_it_answers_the_same(tmp_path, kinds):
     table = table_of("t", vit_rows(30))
     model = Predictor.fit(table.rows, table.targets["top1"].tolist(), kinds=kinds)
     model.save(tmp_path / "p.json")
-    again = Predictor.load(tmp_path / "p.json")
+    loaded = Predictor.load(tmp_path / "p.json")
     archs = [r.arch for r in table_of("t", vit_rows(5, seed=9)).rows]
-    for a, b in zip(model.predict(archs), again.predict(archs)):
+    for a, b in zip(model.predict(archs), loaded.predict(archs)):
         assert b == pytest.approx(a, rel=1e-9)
-    assert again.facts["kind"] == kinds[0] and again.helps == model.helps
+    assert loaded.facts["kind"] == kinds[0] and loaded.helps == model.helps
 
 
 def test_a_file_that_is_no_predictor(tmp_path):
@@ -130,7 +142,7 @@ def test_what_one_table_teaches_holds_in_another_family():
     vit, pit = table_of("v", vit_rows(120)), table_of("p", pit_rows(120))
     assert band_tau(pooled([vit], bootstrap=0), pit, "c100_acc") > 0.5
     from_pit = pooled([pit], bootstrap=0)
-    assert from_pit.model.weights[NAMES.index("blocks")] > 0
+    assert from_pit.model.weights[FEATURE_NAMES.index("blocks")] > 0
     both = pooled([vit, pit], bootstrap=20)
     assert band_tau(both, vit, "top1") > 0.5 and band_tau(both, pit, "c100_acc") > 0.5
     assert (np.diag(both.model.covariance) > 0).any()
@@ -151,6 +163,17 @@ def test_the_predictor_that_comes_along_says_where_it_is_from():
     arch = FAMILIES["vit"].archs["autoformer-t"].arch
     (mean,), (sd,) = model.predict([arch], dict(named_space("autoformer-t").fixed))
     assert np.isfinite(mean) and sd > 0
+
+
+def test_rows_without_an_accuracy_are_not_fitted_on():
+    rows = vit_rows(40, form="vitbench")
+    for row in rows[:10]:
+        row["noise_acc"] = None
+    holes, short = table_of("v", rows), table_of("v", rows[10:])
+    found, wanted = (pooled([t], bootstrap=3).to_dict() for t in (holes, short))
+    assert found == wanted and found["facts"]["tables"] == {"v": 30}
+    with pytest.raises(TailorError, match="'v'"):
+        pooled([table_of("v", [{**r, "top1": None} for r in vit_rows(5)])])
 
 
 @pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference tables are not part of the project")

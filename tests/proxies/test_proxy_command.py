@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from tailorvit.errors import TailorError
-from tailorvit.proxies import ProxySettings
+from tailorvit.proxies import PROXIES, Proxy, ProxySettings
 from tailorvit.scoring import lines, score
 
 
@@ -19,9 +21,34 @@ def test_members_of_a_space_come_best_first_within_the_limits():
     assert [r["scores"]["dss"] for r in rows] == sorted((r["scores"]["dss"] for r in rows), reverse=True)
     assert sorted(r["scores"]["te"] for r in rows)[0] >= 2, "ranked over all six"
     assert facts == score("vit-8px", ProxySettings(("dss", "te", "params")), n=6, limits={"max_params": "90k"})
-    told = lines(facts, top=2)
-    assert len(told) == 3 and told[0] == "vit-8px (vit): 6 architectures, best dss first"
-    assert f"dss {rows[0]['scores']['dss']:.6g}" in told[1]
+    text = lines(facts, top=2)
+    assert len(text) == 3 and text[0] == "vit-8px (vit): 6 architectures, best dss first"
+    assert f"dss {rows[0]['scores']['dss']:.6g}" in text[1]
+
+
+def test_a_proxy_from_outside_is_a_record(monkeypatch):
+    """All a plug-in brings: a record with a function of a Task."""
+
+    def smallest_head(task):
+        return {"score": float(task.network().head.weight.detach().abs().min()), "blocks": 1.0}
+
+    mine = Proxy("mine", "smallest weight of the head", "made up", False, "forward", "nothing", smallest_head)
+    monkeypatch.setattr("tailorvit.proxies.PROXIES", {**PROXIES, "mine": mine})
+    facts = score("vit-8px", ProxySettings(("mine", "params"), inits=2), n=5)
+    values = [r["scores"]["mine"] for r in facts["rows"]]
+    assert values == sorted(values) and len(set(values)) > 1, "the smallest is best"
+    assert facts["rows"][0]["parts"] == {"mine": {"blocks": 1.0}} and not facts["proxies"][0]["higher"]
+
+
+def test_the_documented_proxy_works(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "proxies.md").read_text(encoding="utf-8")
+    names: dict = {}
+    exec(re.search(r"^```python\n(.*?)^```$", page, re.M | re.S)[1], names)
+    mine = names["GRAD_NORM"]
+    monkeypatch.setattr("tailorvit.proxies.PROXIES", {**PROXIES, mine.name: mine})
+    for space in ("vit-8px", "pit-8px", "ladder-8px"):
+        rows = score(space, ProxySettings((mine.name,)), n=2)["rows"]
+        assert all(r["scores"][mine.name] > 0 and r["problems"] == {} for r in rows)
 
 
 def test_one_architecture_and_real_images(tmp_path):
@@ -42,9 +69,9 @@ def test_one_architecture_and_real_images(tmp_path):
     [
         ("vit-8p", {}, {}, "Unknown architecture or space 'vit-8p'. Did you mean 'vit-8px'"),
         ("vit-8px", {"names": ("snip", "dss", "grasp")}, {}, "snip, grasp needs images and labels: add --data"),
-        ("vit-8px", {"names": ("none",)}, {}, "Unknown proxy 'none'.*Known: depth, dss, grasp"),
+        ("vit-8px", {"names": ("none",)}, {}, "Unknown proxy 'none'.*Known: .*dss.*naswot"),
         ("vit-8px", {}, {"n": 0}, "at least one architecture, not 0"),
-        ("vit-8px", {"names": ("naswot",), "batch": 1}, {}, "at least 2, not 1"),
+        ("vit-8px", {"names": ("dss", "naswot"), "batch": 1}, {}, "naswot needs a batch of at least 2, not 1"),
         ("vit-8px", {}, {"limits": {"max_params": "1k"}}, "keeps the limits"),
         ("ladder-8px", {"names": ("snip",)}, {"data": "digits"}, "leave --data out"),
         ("missing.toml", {}, {}, "Cannot read the space file 'missing.toml'"),

@@ -6,21 +6,25 @@ import math
 
 import pytest
 import torch
-from proxy_tools import FAMILY_NAMES, MEASURED, everything, same, sample, scorer, small_space, task
+from proxy_tools import ALONE, FAMILY_NAMES, MEASURED, everything, same, sample, scorer, small_space, task
 
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES
 from tailorvit.proxies import PROXIES, ProxySettings, proxy
-from tailorvit.proxies.base import READINGS
 from tailorvit.proxies.score import Scorer
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_scores_are_finite_and_told_with_their_parts(family):
+def test_scores_are_finite(family):
     for row in scorer(family)(sample(family, 2)):
         assert row.problems == {}
         assert set(row.scores) == set(PROXIES)
         assert all(math.isfinite(v) for v in row.scores.values())
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_parts_add_up_to_the_score(family):
+    for row in scorer(family, "dss", "snip", "params", "macs")(sample(family, 2)):
         parts = row.parts["dss"]
         assert row.scores["dss"] == pytest.approx(parts["msa"] + parts["mlp"])
         assert parts["msa"] > 0 and parts["mlp"] > 0 and parts["proj"] > 0
@@ -36,23 +40,22 @@ def test_the_network_is_left_as_it_was(family, name):
     space, (arch,) = small_space(family), sample(family)
     torch.manual_seed(5)
     model = FAMILIES[family].build(FAMILIES[family].frame(dict(space.fixed)), arch)
-    for i, p in enumerate(model.parameters()):  # a state nobody would choose, so that defaults are no alibi
+    for i, p in enumerate(model.parameters()):  # an unusual state, so that restoring defaults is not enough
         p.requires_grad_(i % 3 > 0)
         p.grad = torch.full_like(p, i) if i % 2 else None
     model.train()
     next(model.children()).eval()
-    for reading in READINGS if name == "dss" else ("fixed",):
-        before = everything(model)
-        found = PROXIES[name].measure(task(model, arch, space, reading=reading))
-        assert math.isfinite(found["score"])
-        assert same(before, everything(model)), reading
-        with torch.no_grad():  # and it does not matter who asks
-            assert PROXIES[name].measure(task(model, arch, space, reading=reading)) == found
+    before = everything(model)
+    found = PROXIES[name].measure(task(model, arch, space))
+    assert math.isfinite(found["score"])
+    assert same(before, everything(model))
+    with torch.no_grad():  # the caller's gradient mode does not matter
+        assert PROXIES[name].measure(task(model, arch, space)) == found
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_sliced_and_extracted_networks_score_alike(family):
-    names = [n for n in MEASURED if n != "te"]
+    names = [n for n in MEASURED if n in ALONE]
     scores = scorer(family, *names)
     for arch in sample(family, 3, seed=1):
         (row,) = scores([arch])
@@ -66,14 +69,14 @@ def test_sliced_and_extracted_networks_score_alike(family):
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_a_score_depends_on_seed_and_architecture_alone(family):
-    names = [n for n in PROXIES if n != "te"]
     archs = sample(family, 3)
-    rows = scorer(family, *names)(archs)
-    alone = scorer(family, *names)
-    assert [alone([a])[0].scores for a in reversed(archs)] == [r.scores for r in reversed(rows)]
-    other = scorer(family, *names, seed=1)(archs[:1])[0].scores
-    moved = {n for n in names if other[n] != rows[0].scores[n]}
-    assert moved == {n for n in names if PROXIES[n].cost != "counted"}
+    rows = scorer(family, *ALONE)(archs)
+    single = scorer(family, *ALONE)
+    assert [single([a])[0].scores for a in reversed(archs)] == [r.scores for r in reversed(rows)]
+    other = scorer(family, *ALONE, seed=1)(archs[:1])[0].scores
+    assert all(other[n] == rows[0].scores[n] for n in ALONE if PROXIES[n].cost == "counted")
+    for name in ("dss", "dss_paper", "dss_official", "snip", "grasp", "naswot", "te_released"):
+        assert other[name] != rows[0].scores[name], "another initialisation"
 
 
 def test_initialisations_are_averaged():
@@ -110,8 +113,6 @@ def test_names_settings_and_images_are_checked_first():
         scorer("vit", "x")
     with pytest.raises(TailorError, match="snip needs images"):
         Scorer(small_space("vit"), settings=ProxySettings(("snip",)))
-    with pytest.raises(TailorError, match="reading of dss is 'mine'"):
-        ProxySettings(reading="mine")
     with pytest.raises(TailorError, match="'inits' must be a positive whole number, not 0"):
         ProxySettings(inits=0)
     with pytest.raises(TailorError, match=r"images are \[3, 4, 4\]; the networks take \[1, 8, 8\]"):

@@ -11,11 +11,12 @@ from proxy_tools import FAMILY_NAMES, sample, scorer, small_space, task
 from torch import nn
 
 from tailorvit.families import FAMILIES
-from tailorvit.proxies import PROXIES, Labelled, Refused
-from tailorvit.proxies.layers import noise, weights
-from tailorvit.proxies.norms import SKETCHES, exact_nuclear, nuclear
+from tailorvit.proxies import PROXIES, Labelled, Refused, dss, layers
+from tailorvit.proxies.dss import SKETCHES, exact_nuclear, nuclear
+from tailorvit.proxies.layers import LayerWords, noise, takes_trunk_features, weights
 from tailorvit.proxies.score import rescored
-from tailorvit.proxies.te import ranks, tangent_kernel
+from tailorvit.proxies.te import tangent_kernel
+from tailorvit.stats import ranks
 
 
 class One(nn.Module):
@@ -55,7 +56,11 @@ def test_dss_of_one_linear_layer():
 def test_dss_equals_the_formula_layer_by_layer(family):
     space, arch, model = built(family)
     job = task(model, arch, space)
-    x = noise(job, model, "dss")[:1] if family == "ladder" else torch.ones(1, *noise(job, model, "dss").shape[1:])
+    x = (
+        noise(job, model, "dss")[:1]
+        if takes_trunk_features(family)
+        else torch.ones(1, *noise(job, model, "dss").shape[1:])
+    )
     model(x).sum().backward()
     wanted = 0.0
     for path, layer in model.named_modules():
@@ -67,21 +72,48 @@ def test_dss_equals_the_formula_layer_by_layer(family):
     assert PROXIES["dss"].measure(job)["score"] == pytest.approx(wanted, rel=1e-4)
 
 
-def test_readings_of_dss():
+def test_dss_of_the_paper_and_of_the_released_code():
     space, arch, model = built("vit")
     with torch.no_grad():
-        model.pos_embed.neg_()  # signs matter to the official reading
-    fixed, paper, official = (
-        PROXIES["dss"].measure(task(model, arch, space, reading=r)) for r in ("fixed", "paper", "official")
-    )
-    assert paper == fixed, "no dropout, no drop path: training mode changes nothing"
-    assert official["qkv"] == 0 and fixed["qkv"] > 0
+        model.pos_embed.neg_()  # signs matter to dss_official
+    ours, paper, official = (PROXIES[n].measure(task(model, arch, space)) for n in ("dss", "dss_paper", "dss_official"))
+    assert paper == ours, "no dropout, no drop path: training mode changes nothing"
+    assert official["qkv"] == 0 and ours["qkv"] > 0
     with torch.no_grad():
         model.pos_embed.abs_()
         model.cls_token.abs_()
     absolute = PROXIES["dss"].measure(task(model, arch, space))
     assert official["proj"] == pytest.approx(absolute["proj"]) and official["mlp"] == pytest.approx(absolute["mlp"])
-    assert official["proj"] != pytest.approx(fixed["proj"])
+    assert official["proj"] != pytest.approx(ours["proj"])
+
+
+def test_a_family_may_name_its_layers_otherwise(monkeypatch):
+    """A token mixer in the place of attention, under words of its own."""
+    space, arch, _ = built("vit")
+
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(1, 3, 8)
+            self.mixer = nn.ModuleDict({"tokens": nn.Linear(3, 4), "out": nn.Linear(4, 3)})
+            self.ffn, self.classifier = nn.Linear(3, 3), nn.Linear(3, 10)
+
+        def forward(self, x):
+            x = self.stem(x).flatten(1)
+            return self.classifier(self.ffn(self.mixer["out"](self.mixer["tokens"](x))))
+
+    model = Mixer()
+    job = task(model, arch, space)
+    with pytest.raises(Refused, match="no attention or mixing layers"):
+        PROXIES["dss"].measure(job)
+    words = {"stem": "patch", "mixer": "mixing", "ffn": "mlp", "classifier": "head"}
+    for module in (layers, dss):
+        monkeypatch.setattr(module, "layer_words", lambda _: LayerWords(words, output="out"))
+    assert [w.part for w in weights(job, model)] == ["patch", "mixing", "mixing", "mlp", "head"]
+    ours, official = (PROXIES[n].measure(job) for n in ("dss", "dss_official"))
+    assert set(ours) == {"score", "msa", "mlp", "tokens", "out"} and min(ours.values()) > 0
+    assert official["tokens"] == 0 and official["out"] == pytest.approx(ours["out"])
+    assert set(PROXIES["snip"].measure(job)) == {"score", "patch", "msa", "mlp", "head"}
 
 
 @pytest.mark.parametrize("rank", [1, 9, SKETCHES[0] + 1, 80])
@@ -142,7 +174,7 @@ def test_the_tangent_kernel_equals_one_gradient_an_image(family):
 
 
 def test_te_ranks_candidates_against_each_other():
-    assert ranks([3.0, 1.0, 3.0, 2.0]).tolist() == [3.5, 1.0, 3.5, 2.0]
+    assert ranks([3.0, 1.0, 3.0, 2.0]) == [3.5, 1.0, 3.5, 2.0]
     rule = PROXIES["te"].together
     assert rule([{"kappa": 9.0, "regions": 4.0}, {"kappa": 2.0, "regions": 6.0}]) == [2.0, 4.0]
     archs = sample("vit", 4)
@@ -150,8 +182,8 @@ def test_te_ranks_candidates_against_each_other():
     assert [r.scores["te_released"] for r in rows] == [-r.parts["te"]["kappa"] for r in rows]
     alone = scorer("vit", "te")(archs[:1])[0]
     assert alone.scores["te"] is None and "at least two" in alone.problems["te"]
-    again = rescored([scorer("vit", "te")([a])[0] for a in archs])
-    assert [r.scores["te"] for r in again] == [r.scores["te"] for r in rows] and again[0].problems == {}
+    combined = rescored([scorer("vit", "te")([a])[0] for a in archs])
+    assert [r.scores["te"] for r in combined] == [r.scores["te"] for r in rows] and combined[0].problems == {}
 
 
 def test_naswot_counts_signs_at_every_gelu():
@@ -164,19 +196,23 @@ def test_naswot_counts_signs_at_every_gelu():
 
 def test_what_makes_no_sense_is_refused_in_a_sentence():
     space, arch, model = built("vit")
-    alike = Labelled(torch.ones(6, 1, 8, 8), torch.zeros(6, dtype=torch.long))
+    equal = Labelled(torch.ones(6, 1, 8, 8), torch.zeros(6, dtype=torch.long))
     for name, job, words in (
         ("naswot", task(model, arch, space, batch=1), "at least 2, not 1"),
-        ("naswot", task(model, arch, space, labelled=alike), "Images 1 and 2 of the batch give the same code"),
+        (
+            "naswot",
+            task(model, arch, space, labelled=equal),
+            "Images 1 and 2 of the batch have the same signs everywhere",
+        ),
         ("naswot", task(One("attn"), arch, space), "no GELU"),
         ("te", task(model, arch, space, batch=1), "at least 2, not 1"),
-        ("dss", task(One("mlp"), arch, space), "no attention layers"),
+        ("dss", task(One("mlp"), arch, space), "no attention or mixing layers"),
     ):
         with pytest.raises(Refused, match=words):
             PROXIES[name].measure(job)
 
 
-def test_what_is_not_finite_is_told_and_never_wins():
+def test_what_is_not_finite_is_explained_and_never_wins():
     good, bad = sample("vit", 2)
     scores = scorer("vit", "dss", "params")
     network = scores.network

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailorvit.proxies import agreement
-from tailorvit.proxies.agreement import agree, draws_of, pairs_within, rank_sum, size_bins, taus
-from tailorvit.stats import kendall, spearman
+from tailorvit import stats
+from tailorvit.proxies import ranking
+from tailorvit.proxies.ranking import agree, pairs_within, rank_sum, resamples, size_bins
+from tailorvit.stats import band_taus, kendall, spearman
 
 
-def some(n=60, seed=0):
+def random_table(n=60, seed=0):
     rng = np.random.default_rng(seed)
     params = rng.uniform(5e6, 7e6, n)
     truth = np.round(rng.normal(size=n), 1)  # rounded: ties
@@ -19,7 +20,7 @@ def some(n=60, seed=0):
 
 
 def test_tau_and_rho_are_those_of_the_house():
-    score, truth, params = some()
+    score, truth, params = random_table()
     found = agree(score.tolist(), truth, params, 0.05, bootstrap=0)
     assert found.tau.value == pytest.approx(kendall(score.tolist(), truth.tolist()))
     assert found.rho.value == pytest.approx(spearman(score.tolist(), truth.tolist()))
@@ -27,7 +28,7 @@ def test_tau_and_rho_are_those_of_the_house():
 
 
 def test_the_band_keeps_pairs_of_like_size_only():
-    score, truth, params = some()
+    score, truth, params = random_table()
     balance = left = right = pairs = 0
     for i in range(60):
         for j in range(i):
@@ -42,29 +43,29 @@ def test_the_band_keeps_pairs_of_like_size_only():
 
 
 def test_pieces_of_the_pair_matrix_add_up(monkeypatch):
-    score, truth, params = some()
-    draws = draws_of(60, 5, seed=1)
-    whole = taus(score, truth, params, 0.05, draws)
-    monkeypatch.setattr(agreement, "_CHUNK", 7)
-    assert taus(score, truth, params, 0.05, draws) == pytest.approx(whole)
+    score, truth, params = random_table()
+    samples = resamples(60, 5, seed=1)
+    whole = band_taus(score, truth, params, 0.05, samples)
+    monkeypatch.setattr(stats, "_CHUNK", 7)
+    assert band_taus(score, truth, params, 0.05, samples) == pytest.approx(whole)
 
 
 def test_a_row_drawn_twice_is_two_rows():
-    score, truth, params = some(12)
+    score, truth, params = random_table(12)
     counts = np.array([2.0, 0, 1, 1, 3, 1, 0, 1, 1, 1, 1, 1])
     rows = np.repeat(np.arange(12), counts.astype(int))
-    found = taus(score, truth, params, None, counts[None])[0]
+    found = band_taus(score, truth, params, None, counts[None])[0]
     assert found == pytest.approx(kendall(score[rows].tolist(), truth[rows].tolist()))
-    rho = agreement._rhos(score, truth, counts[None])[0]
+    rho = ranking._rhos(score, truth, counts[None])[0]
     assert rho == pytest.approx(spearman(score[rows].tolist(), truth[rows].tolist()))
 
 
 def test_intervals_are_seeded_hold_the_value_and_narrow():
-    score, truth, params = some(40)
+    score, truth, params = random_table(40)
     first = agree(score.tolist(), truth, params, 0.1, seed=3)
     assert first == agree(score.tolist(), truth, params, 0.1, seed=3)
     assert first != agree(score.tolist(), truth, params, 0.1, seed=4)
-    score, truth, params = some(400)
+    score, truth, params = random_table(400)
     many = agree(score.tolist(), truth, params, 0.1, seed=3)
     for e in (first.tau, first.band_tau, first.rho, many.tau):
         assert e.low < e.value < e.high
@@ -72,26 +73,35 @@ def test_intervals_are_seeded_hold_the_value_and_narrow():
 
 
 def test_the_gain_is_paired():
-    _, truth, params = some(100)
-    same = agree(params.tolist(), truth, params, 0.1, beside=params)
+    _, truth, params = random_table(100)
+    same = agree(params.tolist(), truth, params, 0.1, reference=params)
     assert (same.gain.value, same.gain.low, same.gain.high) == (0, 0, 0)
-    better = agree(truth.tolist(), truth, params, 0.1, beside=params)
+    better = agree(truth.tolist(), truth, params, 0.1, reference=params)
     assert better.gain.low > 0 and better.band_tau.value == pytest.approx(1)
 
 
 def test_scores_that_are_missing_are_left_out_and_counted():
-    score, truth, params = some(30)
+    score, truth, params = random_table(30)
     holes = [None if i % 3 == 0 else float("nan") if i % 7 == 1 else float(s) for i, s in enumerate(score)]
-    kept = [i for i in range(30) if i % 3 and i % 7 != 1]
+    rows = [i for i in range(30) if i % 3 and i % 7 != 1]
     found = agree(holes, truth, params, 0.05, bootstrap=0)
-    assert found.rows == len(kept)
-    assert found.tau.value == pytest.approx(kendall(score[kept].tolist(), truth[kept].tolist()))
+    assert found.rows == len(rows)
+    assert found.tau.value == pytest.approx(kendall(score[rows].tolist(), truth[rows].tolist()))
     nothing = agree([None] * 30, truth, params, 0.05)
     assert nothing.rows == 0 and nothing.tau.value is None and nothing.pairs == 0
 
 
+def test_accuracies_that_are_missing_are_left_out_too():
+    score, truth, params = random_table(30)
+    holes = np.where(np.arange(30) % 3 == 0, np.nan, truth)
+    rows = [i for i in range(30) if i % 3]
+    found = agree(score.tolist(), holes, params, 0.05, reference=params)
+    wanted = agree(score[rows].tolist(), truth[rows], params[rows], 0.05, reference=params[rows])
+    assert found == wanted and found.rows == 20
+
+
 def test_all_ties_have_no_tau():
-    _, truth, params = some(10)
+    _, truth, params = random_table(10)
     found = agree([1.0] * 10, truth, params, 0.05)
     assert found.tau.value is None and found.band_tau.value is None and found.rho.value is None
 
@@ -109,5 +119,5 @@ def test_bins_are_no_wider_than_the_band():
 
 
 def test_rank_sums_add_places_not_values():
-    assert rank_sum({"a": [1.0, 1000.0, 2.0], "b": [0.3, 0.1, 0.2]}) == [4, 4, 4]
-    assert rank_sum({"a": [1.0, None, 2.0, 3.0], "b": [1.0, 2.0, float("inf"), 5.0]}) == [2, None, None, 4]
+    assert rank_sum([[1.0, 1000.0, 2.0], [0.3, 0.1, 0.2]]) == [4, 4, 4]
+    assert rank_sum([[1.0, None, 2.0, 3.0], [1.0, 2.0, float("inf"), 5.0]]) == [2, None, None, 4]

@@ -1,4 +1,4 @@
-"""tailorvit rank: scores beside the size, seeds, combinations, refusals, text, JSON and figure."""
+"""tailorvit rank: scores beside the size, seeds, missing values, refusals, text, JSON and figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from tailorvit import cli
 from tailorvit.errors import TailorError
-from tailorvit.proxies.ranking import parse_names, rank, rank_file, share
+from tailorvit.proxies import Refused
+from tailorvit.proxies.predictor import Predictor, default
+from tailorvit.proxies.ranking import rank, rank_file, share, to_compute
 from tailorvit.proxies.tables import table_of
 from tailorvit.report.draw_ranking import ranking_figure, write_ranking
 
@@ -39,8 +41,8 @@ def test_the_free_ones_always_stand_beside():
     assert [e.score for e in found.entries] == ["params", "macs", "depth", "dss"]
     assert entry(found, "dss").agreement == entry(found, "depth").agreement
     assert entry(found, "dss").verdict == "better than #params" and entry(found, "params").verdict == ""
-    again = rank(table, ["params"], bootstrap=50)
-    assert [e.score for e in again.entries] == ["params", "macs", "depth"]
+    free = rank(table, ["params"], bootstrap=50)
+    assert [e.score for e in free.entries] == ["params", "macs", "depth"]
 
 
 def test_a_score_against_the_truth_is_worse():
@@ -54,57 +56,76 @@ def test_every_target_or_the_one_named():
     assert rank(table, ["predictor"], target="noise_acc", bootstrap=5).targets == ["noise_acc"]
 
 
-def test_seeds_are_told_apart_and_merged():
+def test_seeds_are_kept_apart_and_merged():
     table = table_of("t", vit_rows(80))
     found = entry(rank(table, ["dss"], oracle(2.0), seeds=4, bootstrap=20), "dss").agreement
     assert len(found.by_seed) == 4 and len(set(found.by_seed)) == 4
-    assert found.band_tau.value > np.mean(found.by_seed), "ranks of four draws know more than one"
+    assert found.band_tau.value > np.mean(found.by_seed), "four initialisations together rank better than one"
     steady = rank(table, ["dss"], oracle(), seeds=3, bootstrap=20)
     assert entry(steady, "dss").agreement.by_seed == (), "a score without chance has nothing to spread"
     assert "seeds" not in steady.text() and "seeds" in rank(table, ["dss"], oracle(2.0), seeds=2, bootstrap=5).text()
 
 
-def test_rank_sums_combine_scores():
-    table = table_of("t", vit_rows(60))
-    found = rank(table, ["rank:dss+predictor", "rank:dss+params"], oracle(), bootstrap=20)
-    assert [e.score for e in found.entries][3:] == ["rank:dss+predictor", "rank:dss+params"]
-    assert entry(found, "rank:dss+params").agreement.band_tau.value > entry(found, "params").agreement.band_tau.value
-
-
-def test_missing_scores_are_counted_and_told():
+def test_missing_scores_are_counted_and_explained():
     found = rank(table_of("t", vit_rows(30)), ["dss"], oracle(holes=4), bootstrap=5)
     assert entry(found, "dss").agreement.rows == 26
     assert found.notes == ("dss has no score for 4 architectures.",)
     assert "dss (26 rows)" in found.text() and found.notes[0] in found.text()
 
 
+def test_rows_without_an_accuracy_are_left_out_for_it(tmp_path):
+    rows = vit_rows(30, form="vitbench")
+    for row in rows[:7]:
+        row["c100_acc"] = None
+    found = rank_file(write(tmp_path / "t.json", rows), ["predictor"])
+    alone = rank_file(write(tmp_path / "u.json", rows[7:]), ["predictor"])
+    assert entry(found, "predictor", "c100_acc").agreement == entry(alone, "predictor", "c100_acc").agreement
+    assert {e.agreement.rows for e in found.of("c100_acc")} == {23} and found.rows == 30
+    assert {e.agreement.rows for e in found.of("noise_acc")} == {30}, "the other accuracy keeps them"
+    note = "'c100_acc' is null in 7 of 30 rows, which are left out for it."
+    assert found.notes == (note,) and note in found.text() and "predictor (23 rows)" in found.text()
+    assert rank(table_of("t", rows), ["predictor"], target="noise_acc", bootstrap=2).notes == ()
+    nothing = rank(table_of("t", [{**r, "c100_acc": None} for r in rows]), ["predictor"], bootstrap=2)
+    assert entry(nothing, "predictor", "c100_acc").agreement.tau.value is None and "null in 30 of 30" in nothing.text()
+
+
+def pit_row():
+    return {
+        "arch": {"family": "pit", "base": 8, "depth": [1, 1, 1], "heads": [1, 2, 2], "mlp": 2},
+        "fixed": {"image_size": 8, "patch": 2, "stride": 1},
+        "accuracy": 3.0,
+    }
+
+
+def test_a_family_the_predictor_refuses_keeps_its_other_scores():
+    class OnlyViT(Predictor):
+        def predict(self, archs, *rest):
+            if archs[0].family != "vit":
+                raise Refused("It has no widths.")
+            return super().predict(archs, *rest)
+
+    model = OnlyViT(default().model)
+    found = rank(table_of("t", [*tiny_rows(8), pit_row(), pit_row()]), ["predictor"], bootstrap=2, predictor=model)
+    assert entry(found, "predictor").agreement.rows == 8 and entry(found, "depth").agreement.rows == 10
+    assert found.notes == ("predictor has no score for 2 of 10 architectures: It has no widths.",)
+
+
 def test_mixed_families_are_scored_in_groups():
-    asked = []
+    groups = []
 
     def score(family, fixed, archs, names, seed):
-        asked.append((family, len(archs)))
+        groups.append((family, len(archs)))
         return {n: [float(len(a)) for a in archs] for n in names}, []
 
-    rows = (
-        tiny_rows(5)
-        + [
-            {
-                "arch": {"family": "pit", "base": 8, "depth": [1, 1, 1], "heads": [1, 2, 2], "mlp": 2},
-                "fixed": {"image_size": 8, "patch": 2, "stride": 1},
-                "accuracy": 3.0,
-            }
-        ]
-        * 2
-    )
-    rank(table_of("t", rows), ["dss"], score, bootstrap=2)
-    assert asked == [("vit", 5), ("pit", 2)]
+    rank(table_of("t", [*tiny_rows(5), pit_row(), pit_row()]), ["dss"], score, bootstrap=2)
+    assert groups == [("vit", 5), ("pit", 2)]
 
 
 def test_refusals_come_before_any_scoring(tmp_path):
     path = write(tmp_path / "t.json", tiny_rows(4))
     cases = [
         ({"names": ["dds"]}, "Unknown proxy 'dds'. Did you mean 'dss'"),
-        ({"names": ["rank:dss+nasswot"]}, "Unknown proxy 'nasswot'"),
+        ({"names": ["predictor", "nasswot"]}, "Unknown proxy 'nasswot'"),
         ({"names": ["dss"], "target": "top1"}, "Unknown target 'top1'"),
         ({"names": ["dss"], "band": "wide"}, "'wide'"),
         ({"names": ["dss"], "band": "0"}, "above zero"),
@@ -120,7 +141,7 @@ def test_refusals_come_before_any_scoring(tmp_path):
 
 def test_bands_and_names_as_people_write_them():
     assert share("5%") == share(" 5 % ") == share("0.05") == pytest.approx(0.05)
-    assert parse_names(["predictor", "rank:dss+params", "naswot", "dss"]) == ["dss", "naswot"]
+    assert to_compute(["predictor", "dss", "params", "naswot", "dss"]) == ["dss", "naswot"]
 
 
 def test_another_table_teaches_the_predictor(tmp_path):
@@ -169,8 +190,8 @@ def test_text_and_figure(tmp_path):
 
 def test_the_figure_holds_its_numbers(tmp_path):
     found = rank(table_of("t", vit_rows(60)), ["predictor"], bootstrap=20)
-    drawn = ranking_figure(found)
-    row = dict(zip(drawn.columns, drawn.rows[-1]))
+    figure = ranking_figure(found)
+    row = dict(zip(figure.columns, figure.rows[-1]))
     assert row["score"] == "predictor" and row["band_tau"] == entry(found, "predictor").agreement.band_tau.value
     with pytest.raises(TailorError, match=r"\.svg"):
         write_ranking(found, tmp_path / "f.png")

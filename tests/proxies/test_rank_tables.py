@@ -62,12 +62,11 @@ def broken(change, row=1, form="ood"):
         (broken(lambda r: r["arch"].pop("depth"), form="vitbench"), ["Row 2", "'arch.depth'"]),
         (broken(lambda r: r["arch"].update(width=3), form="vitbench"), ["Row 2", "'arch.width'", "hidden_dim"]),
         (broken(lambda r: r.update(colour="blue")), ["Row 2", "'colour'", "'blue'"]),
-        (broken(lambda r: r.update(top1=None)), ["Row 2", "'top1'", "None"]),
         (broken(lambda r: r.update(top1=float("nan"))), ["Row 2", "'top1'"]),
         (broken(lambda r: r.pop("top1")), ["Row 2", "no 'top1'"]),
         (broken(lambda r: r.update(top5=90.0)), ["Row 1", "no 'top5'"]),
-        (broken(lambda r: r["heads"].pop()), ["Row 2", "no architecture", "'heads'"]),
-        (broken(lambda r: r.update(embed="wide")), ["Row 2", "no architecture", "wide"]),
+        (broken(lambda r: r["heads"].pop()), ["Row 2", "not a valid architecture", "'heads'"]),
+        (broken(lambda r: r.update(embed="wide")), ["Row 2", "not a valid architecture", "wide"]),
         ([{"width": 3, "accuracy": 1.0}], ["Row 1", "family", "hidden_dim", "base_dim"]),
         ([3], ["list of rows"]),
         ([{k: v for k, v in vit_rows(1)[0].items() if k != "top1"}], ["no accuracies"]),
@@ -89,6 +88,16 @@ def test_a_file_that_is_none(tmp_path):
         read_table(tmp_path / "t.json")
 
 
+def test_values_may_be_missing(tmp_path):
+    rows = vit_rows(4, form="vitbench")
+    rows[1]["noise_acc"] = rows[3]["c100_acc"] = None
+    rows = [{**r, "params_m": None} for r in rows]
+    table = read_table(write(tmp_path / "t.json", rows))
+    assert (table.missing("noise_acc"), table.missing("c100_acc"), table.notes) == (1, 1, ())
+    assert np.isnan(table.targets["noise_acc"][1]) and np.isfinite(table.targets["noise_acc"][[0, 2, 3]]).all()
+    assert [r.arch for r in table.complete().rows] == [table.rows[i].arch for i in (0, 2)]
+
+
 def test_sizes_are_compared_and_no_accuracies():
     rows = vit_rows(4)
     params = table_of("t", rows).params
@@ -96,7 +105,7 @@ def test_sizes_are_compared_and_no_accuracies():
     assert table_of("t", right).notes == () and list(table_of("t", right).targets) == ["top1"]
     right[2]["params_m"] *= 1.1
     (note,) = table_of("t", right).notes
-    assert "1 of 4 rows" in note and "row 3" in note and f"{params[2]:,.0f} here" in note
+    assert "1 of 4 rows" in note and "row 3" in note and f"{params[2]:,.0f} by our count" in note
 
 
 def test_shared_settings_and_limits(tmp_path):
@@ -111,7 +120,7 @@ def test_shared_settings_and_limits(tmp_path):
     with pytest.raises(TailorError, match="at least 2"):
         table.limit(1)
     with pytest.raises(TailorError, match=r"Unknown target 'acuracy'. Did you mean 'accuracy'"):
-        table.target("acuracy")
+        table.check_target("acuracy")
 
 
 @pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference tables are not part of the project")

@@ -74,7 +74,9 @@ def test_without_limit_the_optimum_is_reached():
 
 def test_iterations_bound_the_moves():
     for n in (0, 1, 2):
-        _, t, decisions = move_space(SMALL, Meter.for_space(SMALL), evaluate(problem()), S4Settings(iterations=n, pairs=5), 0)
+        _, t, decisions = move_space(
+            SMALL, Meter.for_space(SMALL), evaluate(problem()), S4Settings(iterations=n, pairs=5), 0
+        )
         assert t == n == len(decisions)
 
 

@@ -66,7 +66,9 @@ def test_ties_prefer_gain_then_size_then_order():
     slopes = np.array([1.0, 1.0])
     directions = np.array([[0, 1], [1, 0], [1, 1]])
     assert best_first(directions[:2], slopes, np.array([1.0, 1.0]), [5, 4])[0] == 1, "the smaller one"
-    assert best_first(directions[:2], slopes, np.array([2.0, 1.0]), [5, 4])[0] == 0, "the larger gain comes before the size"
+    assert best_first(directions[:2], slopes, np.array([2.0, 1.0]), [5, 4])[0] == 0, (
+        "the larger gain comes before the size"
+    )
     assert best_first(directions[:2], slopes, np.array([1.0, 1.0]), [4, 4])[0] == 0, "lexicographic at last"
     order = best_first(directions, slopes, directions @ slopes, [9, 9, 9])
     assert order == [2, 0, 1]

@@ -158,5 +158,3 @@ def test_measured_limits_are_looked_for_with_few_questions(slow, members):
 
     assert count_within(SMALL, Clock.for_space(SMALL, Limits.of(max_latency="1s")), 10) == members
     assert len(asked) <= 2 * 10 + 4, "the corners, and two for every member wanted"
-
-

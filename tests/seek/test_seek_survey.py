@@ -67,7 +67,9 @@ def test_members_lie_beyond_the_space_near_the_limit_with_alike_blocks():
 def test_blocks_are_alike_in_dimensions_that_are_not_asked_about_too():
     asked = [d for d in SPACE.dims if d.scope != "block"]
     held = [d for d in SPACE.dims if d.scope == "block"]
-    drawn = draw_candidates(SPACE, asked, widened(SPACE, 3, [d.key for d in asked]), METER, "params", 200, generator(4, "x"))
+    drawn = draw_candidates(
+        SPACE, asked, widened(SPACE, 3, [d.key for d in asked]), METER, "params", 200, generator(4, "x")
+    )
     assert len({a.one("depth") for a in drawn}) > 3 and len(held) > 1
     middle = SPACE.middle()
     for dim in held:
@@ -96,7 +98,9 @@ def test_members_chosen_tell_more_than_as_many_at_random():
 
 
 def test_the_surface_is_found_exactly_and_read_where_the_space_is():
-    drawn = most_informative(draw_candidates(SPACE, SPACE.dims, REGION, METER, "params", 500, generator(2, "x")), SPACE.dims, 12)
+    drawn = most_informative(
+        draw_candidates(SPACE, SPACE.dims, REGION, METER, "params", 500, generator(2, "x")), SPACE.dims, 12
+    )
     known = [(a, height(a)) for a in drawn]
     for space in (SPACE, SPACE.shift({"embed": 1, "depth": 1})):
         for slope in surface_slopes(space, space.dims, known):
@@ -107,7 +111,9 @@ def test_the_surface_is_found_exactly_and_read_where_the_space_is():
 
 
 def test_errors_are_what_they_say_and_smaller_than_those_of_pairs_within_the_space():
-    drawn = most_informative(draw_candidates(SPACE, SPACE.dims, REGION, METER, "params", 800, generator(3, "x")), SPACE.dims, 24)
+    drawn = most_informative(
+        draw_candidates(SPACE, SPACE.dims, REGION, METER, "params", 800, generator(3, "x")), SPACE.dims, 24
+    )
     true = surface_slopes(SPACE, SPACE.dims, [(a, height(a)) for a in drawn])
     off, said, pairs = [], [], []
     for seed in range(60):

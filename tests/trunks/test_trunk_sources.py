@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from tailorvit.errors import TailorError
-from tailorvit.families import PLAIN
-from tailorvit.trunks import SOURCES, TrunkRequest, TrunkSettings, TrunkSource, decodes_trunk, open_trunk, read_tower
+from tailorvit.families import FAMILIES
+from tailorvit.trunks import SOURCES, TrunkRequest, TrunkSettings, TrunkSource, open_trunk, read_tower
 from tailorvit.trunks.sources import _read_random, _read_timm
 
 
@@ -148,17 +148,17 @@ def test_a_source_from_outside(monkeypatch):
     def read(request: TrunkRequest):
         return _read_random(TrunkRequest(request.text, "tiny", {"seed": request.options.get("year", "0")}))
 
-    monkeypatch.setitem(SOURCES, "zoo", TrunkSource("zoo", "towers of a zoo", read, options=("year",)))
+    monkeypatch.setitem(SOURCES.added, "zoo", TrunkSource("zoo", "towers of a zoo", read, options=("year",)))
     assert open_trunk("zoo:lion#year=3", (8, 8)).checksum == open_trunk("random:tiny#seed=3", (8, 8)).checksum
     with pytest.raises(TailorError, match=r"Unknown option of the trunk 'zoo:lion#heads=2' 'heads=2'.*year=VALUE"):
         read_tower("zoo:lion#heads=2")
     with pytest.raises(TailorError, match=r"no trunk 'zo:lion'; a trunk can be: .*, zoo:REST"):
         read_tower("zo:lion")
-    monkeypatch.setitem(SOURCES, "broken", TrunkSource("broken", "returns None", lambda request: None))
+    monkeypatch.setitem(SOURCES.added, "broken", TrunkSource("broken", "returns None", lambda request: None))
     with pytest.raises(TailorError, match="'broken' returned a NoneType, not a Tower"):
         read_tower("broken:x")
 
 
 def test_plain_networks_say_whether_they_decode_a_trunk():
-    assert [name for name, plain_class in PLAIN.items() if decodes_trunk(plain_class)] == ["ladder"]
+    assert [f.name for f in FAMILIES.working() if f.plain.takes_features] == ["ladder"]
     assert all(name == source.name and source.summary for name, source in SOURCES.items())

@@ -1,4 +1,4 @@
-"""What an architecture costs: params and MACs counted, latency and memory measured; limits on any of them."""
+"""Costs of an architecture: parameters and MACs are counted, latency and memory measured; limits on any of them."""
 
 from tailorvit.costs.count import Counter
 from tailorvit.costs.limits import METRICS, Limits

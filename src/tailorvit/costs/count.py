@@ -1,7 +1,7 @@
 """Exact parameters and MACs, summed from the family's layer inventory.
 
-An architecture is a list of segments that repeat (a block of one width, head count and ratio), so each segment is
-counted once and remembered: totals are sums of a few dictionary look-ups.
+An architecture is a list of segments that repeat (a block of one width, head count and ratio). Each different segment
+is counted once and remembered, so totals are sums of a few dictionary look-ups.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Counter:
         return params, macs
 
     def params(self, arch: Arch) -> int:
-        """Trainable numbers of the plain network."""
+        """Parameters of the plain network."""
         return self.both(arch)[0]
 
     def macs(self, arch: Arch) -> int:
@@ -42,7 +42,7 @@ class Counter:
         return self.both(arch)[1]
 
     def parts(self, arch: Arch) -> list[Layer]:
-        """Totals per kind of layer, in the order a forward pass meets them."""
+        """Totals per kind of layer, in the order of a forward pass."""
         totals: dict[str, tuple[int, int]] = {}
         for segment in self.family.segments(arch):
             for row in self.family.layers(self.frame, segment):
@@ -51,5 +51,5 @@ class Counter:
         return [Layer(part, *cost) for part, cost in totals.items()]
 
     def readings(self, arch: Arch) -> dict[str, int]:
-        """Other counts under their names: executions of relative position, papers' formulas, released counters."""
+        """Counts by other rules, by name: executions of relative position, formulas of papers, released counters."""
         return {name: int(read(self.frame, arch)) for name, read in self.family.readings.items()}

@@ -1,4 +1,4 @@
-"""Limits: upper and lower bounds on any of params, MACs, latency, memory, several at once."""
+"""Limits: upper and lower bounds on parameters, MACs, latency and memory, several at once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tailorvit.errors import TailorError
 
 Metric = Literal["params", "macs", "latency", "memory"]
 METRICS: tuple[Metric, ...] = ("params", "macs", "latency", "memory")
-COUNTED: tuple[Metric, ...] = ("params", "macs")  # known without running anything; the others are measured
+COUNTED: tuple[Metric, ...] = ("params", "macs")  # computed exactly; the others are measured
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds as (metric, low, high) rows; None leaves a side open. Upper bounds include the bound itself."""
+    """Bounds as (metric, low, high) rows; None means no bound. A value equal to a bound is within it."""
 
     bounds: tuple[tuple[Metric, float | None, float | None], ...] = ()
 
@@ -53,12 +53,12 @@ class Limits:
         return tuple(m for m, _, _ in self.bounds)
 
     def counted(self) -> Limits:
-        """Those on costs that are counted."""
+        """The limits on counted costs only."""
         return Limits(tuple(row for row in self.bounds if row[0] in COUNTED))
 
     @property
     def measured(self) -> tuple[Metric, ...]:
-        """The metrics that are bounded and have to be measured."""
+        """The bounded metrics that must be measured."""
         return tuple(m for m in self.metrics if m not in COUNTED)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Latency and peak memory of a plain network, measured on a device, with what is needed to read the figure."""
+"""Latency and peak memory of a plain network, measured on a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds a batch: the median, and the quartiles as its spread."""
+    """Seconds per batch: the median and the quartiles, with the conditions of the measurement."""
 
     median: float
     low: float
@@ -41,7 +41,7 @@ def measure_latency(
 ) -> Latency:
     """Time forward passes of random images; the model is left in evaluation mode on the device.
 
-    After ``seconds`` five timed passes are enough.
+    After ``seconds`` have passed, five timed passes are enough.
     """
     model = model.to(device).eval()
     x = torch.rand(batch, *shape, device=device)
@@ -66,8 +66,8 @@ def measure_latency(
 def measure_memory(model: nn.Module, shape: tuple[int, int, int], batch: int = 1, device: str = "cpu") -> int:
     """Peak bytes of weights and activations in one evaluation pass.
 
-    On a GPU this is the allocator's own peak. On a CPU it is the allocator's peak of live tensors:
-    resident size moves with the machine, so it cannot serve as a limit that must be decided the same way twice.
+    On a GPU this is the allocator's own peak. On a CPU it is the peak of live tensors. The resident size would vary
+    from run to run, so a limit on it would not be decided the same way twice.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
@@ -81,11 +81,11 @@ def measure_memory(model: nn.Module, shape: tuple[int, int, int], batch: int = 1
 
 
 def _live_peak(model: nn.Module, x: torch.Tensor) -> int:
-    """Weights, input, and the most bytes the allocator had handed out at once during a pass."""
+    """Bytes of weights and input, plus the peak of bytes allocated during a pass."""
     from torch.profiler import ProfilerActivity, profile
 
     with torch.inference_mode():
-        model(x)  # first-call caches are not the network's
+        model(x)  # caches made by a first call are not counted
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
             model(x)
     live = peak = 0

@@ -1,4 +1,4 @@
-"""Meter: any cost of an architecture by name, remembered; and the questions limits ask of a space."""
+"""Meter: every cost of an architecture by name, remembered; and whether architectures and spaces keep the limits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tailorvit.rng import generator
 from tailorvit.space import Space
 
 T = TypeVar("T")
-SLOW = 0.5  # seconds of timing one network after which few passes must do: S4 times every neighbour of a space
-NEAR = 3  # candidates of a little more work that are asked for too: a deep one is slower than a wide one
+SLOW = 0.5  # seconds of timing one network after which few passes are enough: S4 times every neighbour of a space
+EXTRA = 3  # candidates with a little more work that are tried too: at equal work a deep one is slower than a wide one
 Recall = Callable[[str, Arch], float | None]
 Record = Callable[[str, Arch, float], None]
 
@@ -24,7 +24,7 @@ Record = Callable[[str, Arch, float], None]
 class Meter:
     """Costs of architectures of one family under one set of shared settings, on one device.
 
-    Measured costs go through ``recall`` and ``record``, so that a resumed run decides with the figures it first saw.
+    Measured costs go through ``recall`` and ``record``, so that a resumed run uses the measurements it first made.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Meter:
 
     @classmethod
     def for_space(cls, space: Space, limits: Limits | None = None, **rest: Any) -> Meter:
-        """A meter for the members of a space."""
+        """A meter for the architectures of a space."""
         return cls(space.family, dict(space.fixed), limits, **rest)
 
     def cost(self, metric: Metric, arch: Arch) -> float:
@@ -73,13 +73,13 @@ class Meter:
         return float(measure_memory(model, shape, self.batch, self.device))
 
     def costs(self, arch: Arch) -> dict[str, float]:
-        """Parameters and MACs, and whatever else is limited."""
+        """Parameters, MACs, and every other cost that has a limit."""
         params, macs = self.counter.both(arch)
         rest: dict[str, float] = {m: self.cost(m, arch) for m in self.limits.metrics if m not in ("params", "macs")}
         return {"params": params, "macs": macs, **rest}
 
     def problem(self, arch: Arch) -> str | None:
-        """The limit this architecture breaks, in words; cheap costs are asked first."""
+        """The first limit this architecture breaks, in words; counted costs are checked first."""
         for metric, low, high in self.limits:
             broken = Limits(((metric, low, high),)).breaks({metric: self.cost(metric, arch)})
             if broken:
@@ -99,45 +99,45 @@ class Meter:
         return all(high is None or self.cost(metric, arch) < high for metric, _, high in self.limits)
 
     def end(self, metric: Metric, space: Space, top: bool = True) -> Arch:
-        """The member of a space that costs most, or least; among tied values by counting, where a cost is measured."""
+        """The architecture of a space with the highest (or lowest) cost; measured costs are compared by counting."""
         ends, best = space.ends(top), max if top else min
         count = self.counter.params if metric in ("params", "memory") else self.counter.macs
         arch = best(ends, key=count) if len(ends) > 1 else ends[0]
-        rng = generator(0, "end")  # never asked: only a greater depth draws blocks
+        rng = generator(0, "end")  # not used: only a greater depth samples blocks
         for dim in (d for d in space.dims if d.name in self.counter.family.uneven):
-            # Blocks of a stage have like values at an end and cost by themselves, so one value is the best for all.
+            # At an end all blocks of a stage have the same value and their costs add up, so one value is best for all.
             arch = best((arch, *(space.with_value(arch, dim.key, v, rng) for v in dim.choices)), key=count)
         return arch
 
     def corners(self, space: Space) -> list[Arch]:
-        """The cheapest and the dearest members, by everything that is limited: where a rare fit is looked for first."""
+        """The architectures with the lowest and highest cost by every limited metric: the first to try when few fit."""
         ends = [self.end(metric, space, top) for top in (False, True) for metric in self.limits.metrics]
         return list(dict.fromkeys((*space.ends(False), *space.ends(), *ends)))
 
     def most(self, metric: Metric, space: Space) -> float:
-        """The cost of the space's costliest member."""
+        """The highest cost in the space."""
         return self.cost(metric, self.end(metric, space))
 
     def least(self, metric: Metric, space: Space) -> float:
-        """The cost of its cheapest."""
+        """The lowest cost in the space."""
         return self.cost(metric, self.end(metric, space, False))
 
     def largest(self, space: Space) -> dict[str, int]:
-        """The most parameters and the most MACs that a member has; of tied values not always the same one's."""
+        """The most parameters and the most MACs in the space; with tied dimensions they may be of two architectures."""
         counter = self.counter
         return {"params": counter.params(self.end("params", space)), "macs": counter.macs(self.end("macs", space))}
 
     def holds(self, space: Space) -> bool:
-        """Whether every member lies strictly below every upper limit: S4's condition on a space."""
+        """Whether every architecture is strictly below every upper limit: S4's condition on a space."""
         return all(high is None or self.most(metric, space) < high for metric, _, high in self.limits)
 
     def share(self, space: Space, n: int = 2000, seed: int = 0) -> float:
-        """The share of sampled members that keep the limits."""
+        """The share of sampled architectures that keep the limits."""
         rng = generator(seed, "share")
         return sum(self.fits(space.sample(rng)) for _ in range(n)) / n
 
     def require_feasible(self, space: Space, tries: int = 20_000) -> None:
-        """Raise, before any training, when no member can keep the limits, with the nearest figure there is."""
+        """Raise, before any training, when no architecture can keep the limits; the message names the nearest cost."""
         for metric, low, high in self.limits:
             least, most = self.least(metric, space), self.most(metric, space)
             if high is not None and least > high:
@@ -165,7 +165,7 @@ class Meter:
 
 
 def growing(candidates: Iterable[T], fits: Callable[[T], bool], patience: int = 24) -> Iterator[T]:
-    """Those of roughly growing candidates that fit, looking no further once ``patience`` in a row do not."""
+    """Those of roughly growing candidates that fit; stops once ``patience`` in a row do not."""
     misses = 0
     for candidate in candidates:
         misses = 0 if fits(candidate) else misses + 1
@@ -181,25 +181,25 @@ def largest_fitting(candidates: Iterable[T], fits: Callable[[T], bool], size: Ca
 
 
 def largest_measured(candidates: Sequence[T], fits: Callable[[T], bool], work: Callable[[T], float]) -> T | None:
-    """The same where asking is slow: by leaps from the least work, then by halves; ``NEAR`` more where one was refused.
+    """The same where ``fits`` is slow: growing steps from the least work, then bisection, then ``EXTRA`` more.
 
-    More work mostly takes longer, so a few dozen questions do for hundreds of candidates.
+    More work mostly takes longer, so a few dozen calls are enough for hundreds of candidates.
     """
-    row = sorted(candidates, key=work)
-    asked: dict[int, bool] = {}
+    ordered = sorted(candidates, key=work)
+    known: dict[int, bool] = {}
 
     def good(i: int) -> bool:
-        if i not in asked:
-            asked[i] = fits(row[i])
-        return asked[i]
+        if i not in known:
+            known[i] = fits(ordered[i])
+        return known[i]
 
-    low, high, leap = -1, len(row), 1
-    while low + leap < len(row) and good(low + leap):
-        low, leap = low + leap, 2 * leap
-    high = min(low + leap, len(row))
+    low, step = -1, 1
+    while low + step < len(ordered) and good(low + step):
+        low, step = low + step, 2 * step
+    high = min(low + step, len(ordered))
     while high - low > 1:
         half = (low + high) // 2
         low, high = (half, high) if good(half) else (low, half)
-    found = [i for i in range(high, min(high + NEAR, len(row))) if good(i)]
+    found = [i for i in range(high, min(high + EXTRA, len(ordered))) if good(i)]
     best = max([low, *found])
-    return row[best] if best >= 0 else None
+    return ordered[best] if best >= 0 else None

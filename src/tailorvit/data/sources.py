@@ -23,6 +23,7 @@ from tailorvit.data.images import ArrayImageSet, ImageSet, LazyImageSet, thread_
 from tailorvit.data.splits import Ints
 from tailorvit.errors import TailorError, unknown
 from tailorvit.portable import SUFFIXES, Pixels, is_grey, reason, to_image
+from tailorvit.registry import Registry
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,14 +54,14 @@ def read_source(text: str) -> ImageSet:
 def find_source(text: str) -> tuple[DataSource, str]:
     """The source for a user's text, and what its ``read`` takes."""
     name, colon, rest = text.partition(":")
-    named = SOURCES.get(name)
+    named = SOURCES[name] if name in SOURCES else None
     if named is not None and named.recognises is None and (colon or ":" not in named.usage):
         return named, rest
     path = Path(text).expanduser()
-    choices = ", ".join(s.usage or s.name for s in SOURCES.values())
+    choices = ", ".join(s.usage or s.name for s in SOURCES.working())
     if not path.exists():
         raise TailorError(f"There is no '{text}'; data can be: {choices}.")
-    for source in SOURCES.values():
+    for source in SOURCES.working():
         if source.recognises is not None and source.recognises(path):
             return source, str(path)
     raise TailorError(f"'{text}' is a '{path.suffix}' file; data can be: {choices}.")
@@ -623,46 +624,50 @@ def _torchvision_labels(dataset: Any, name: str) -> Ints:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 # Paths are offered to the sources in this order; "folder" recognises every folder, so it comes last.
-SOURCES: dict[str, DataSource] = {
-    source.name: source
-    for source in (
-        DataSource("digits", "scikit-learn's 1,797 grey digits of 8 x 8 px, from its wheel", _read_digits),
-        DataSource("fashion-mnist", "Fashion-MNIST from Debian's dataset-fashion-mnist", _read_fashion_mnist),
-        DataSource(
-            "torchvision",
-            "a torchvision dataset on disk, one class per image; ROOT is 'data' unless given",
-            _read_torchvision,
-            "torchvision:NAME@ROOT",
-        ),
-        DataSource(
-            "npz",
-            "arrays named x and y, or train_x, train_y, test_x, ...",
-            _read_npz,
-            "FILE.npz",
-            lambda path: path.is_file() and path.suffix == ".npz",
-        ),
-        DataSource(
-            "npy",
-            "an array of images, its labels beside it in FILE_y.npy or y.npy",
-            _read_npy,
-            "FILE.npy",
-            lambda path: path.is_file() and path.suffix == ".npy",
-        ),
-        DataSource(
-            "npy-folder",
-            "train_x.npy, train_y.npy, and val and test likewise",
-            _read_npy_folder,
-            "a folder of .npy files",
-            _is_npy_folder,
-        ),
-        DataSource("cifar", "CIFAR-10 or CIFAR-100", _read_cifar, "a folder of CIFAR's binary files", _is_cifar),
-        DataSource("idx", "MNIST, Fashion-MNIST, KMNIST", _read_idx, "a folder of MNIST's files", _is_idx),
-        DataSource(
-            "folder",
-            "ROOT/CLASS/*.jpg, or ROOT/train/CLASS/*.jpg with val, test or both",
-            _read_folder,
-            "a folder of class folders",
-            lambda path: path.is_dir(),
-        ),
-    )
-}
+SOURCES: Registry[DataSource] = Registry(
+    "data source",
+    "tailorvit.data",
+    {
+        source.name: source
+        for source in (
+            DataSource("digits", "scikit-learn's 1,797 grey digits of 8 x 8 px, from its wheel", _read_digits),
+            DataSource("fashion-mnist", "Fashion-MNIST from Debian's dataset-fashion-mnist", _read_fashion_mnist),
+            DataSource(
+                "torchvision",
+                "a torchvision dataset on disk, one class per image; ROOT is 'data' unless given",
+                _read_torchvision,
+                "torchvision:NAME@ROOT",
+            ),
+            DataSource(
+                "npz",
+                "arrays named x and y, or train_x, train_y, test_x, ...",
+                _read_npz,
+                "FILE.npz",
+                lambda path: path.is_file() and path.suffix == ".npz",
+            ),
+            DataSource(
+                "npy",
+                "an array of images, its labels beside it in FILE_y.npy or y.npy",
+                _read_npy,
+                "FILE.npy",
+                lambda path: path.is_file() and path.suffix == ".npy",
+            ),
+            DataSource(
+                "npy-folder",
+                "train_x.npy, train_y.npy, and val and test likewise",
+                _read_npy_folder,
+                "a folder of .npy files",
+                _is_npy_folder,
+            ),
+            DataSource("cifar", "CIFAR-10 or CIFAR-100", _read_cifar, "a folder of CIFAR's binary files", _is_cifar),
+            DataSource("idx", "MNIST, Fashion-MNIST, KMNIST", _read_idx, "a folder of MNIST's files", _is_idx),
+            DataSource(
+                "folder",
+                "ROOT/CLASS/*.jpg, or ROOT/train/CLASS/*.jpg with val, test or both",
+                _read_folder,
+                "a folder of class folders",
+                lambda path: path.is_dir(),
+            ),
+        )
+    },
+)

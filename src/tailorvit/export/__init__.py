@@ -1,23 +1,25 @@
 """Finished networks: saved, loaded, and written in formats of other libraries.
 
-EXPORTERS is the table of formats.
+EXPORTERS names the formats; plug-ins add to it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from tailorvit.errors import TailorError, unknown
+from tailorvit.errors import TailorError
 from tailorvit.export.base import MARK, Exported, Exporter, Job, compared, images_of, require_free, whole_folder
 from tailorvit.export.formats import HF, SAFETENSORS, TIMM, TORCH
 from tailorvit.export.network import FORMAT, Card, Network, load, save_network
 from tailorvit.export.onnx_format import ONNX
+from tailorvit.registry import Registry
 
-EXPORTERS: Mapping[str, Exporter] = {e.name: e for e in (ONNX, TORCH, SAFETENSORS, TIMM, HF)}
+EXPORTERS: Registry[Exporter] = Registry(
+    "export format", "tailorvit.exporters", {e.name: e for e in (ONNX, TORCH, SAFETENSORS, TIMM, HF)}
+)
 
 __all__ = [
     "EXPORTERS",
@@ -50,13 +52,12 @@ def export(
     The result is ``folder/export/FORMAT`` unless ``out`` is given; it is written whole or not at all.
     ``data`` says where the run's images are now, if they were moved.
     """
-    if to not in EXPORTERS:
-        raise unknown("export format", to, EXPORTERS)
+    exporter = EXPORTERS[to]
     if to != "onnx" and (int8 or opset is not None):
         raise TailorError(f"int8 and opset belong to the format onnx, not to {to}.")
     if images < 1:
         raise TailorError(f"An export is checked on at least 1 image, not {images}.")
-    source, exporter = Path(folder), EXPORTERS[to]
+    source = Path(folder)
     network = load(source)
     place = source / "export" / to if out is None else Path(out)
     require_free(place)  # before the work, not after it

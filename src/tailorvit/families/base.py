@@ -95,10 +95,10 @@ class Family:
     resettle: Callable[[Arch, dict[str, Any], Mapping[str, Any]], tuple[Arch, dict[str, Any]]] = field(
         default=lambda arch, fixed, settings: (arch, fixed)
     )
-    # For scores: which part of the network a word in a layer's path names, and the output projection of the mixing part
-    # (attention, or what takes its place).
+    # For scores: a word in a layer's path -> the part it belongs to ("mixing" is attention or what takes its place), and
+    # the name of the output projection inside a mixing layer.
     layer_words: Mapping[str, str] = field(
-        default_factory=lambda: {"attn": "msa", "mlp": "mlp", "patch_embed": "patch", "head": "head"}
+        default_factory=lambda: {"patch_embed": "patch", "attn": "mixing", "mlp": "mlp", "head": "head"}
     )
     output_layer: str = "proj"
     experimental: bool = False

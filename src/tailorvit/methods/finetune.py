@@ -282,7 +282,9 @@ def finetune(session: Session) -> dict[str, Any]:
 
 def _opening(session: Session, start: StartingNetwork, same: bool) -> str:
     (high, wide), (new_high, new_wide) = start.size, session.data.image_size
-    change = f"{high}x{wide} px" if (high, wide) == (new_high, new_wide) else f"{high}x{wide} to {new_high}x{new_wide} px"
+    change = (
+        f"{high}x{wide} px" if (high, wide) == (new_high, new_wide) else f"{high}x{wide} to {new_high}x{new_wide} px"
+    )
     head = "its head is kept" if same else f"it gets a new head for {len(session.data.classes)} classes"
     return f"Starting network: {change}; {head}."
 

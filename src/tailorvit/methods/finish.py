@@ -131,7 +131,8 @@ def _train_baseline(session: Session, supernet: Supernet | None) -> tuple[Arch, 
     arch = baseline_arch(session.space, session.meter)
     if arch is None:
         session.log_once(
-            "baseline", f"There is no baseline: no hand-designed {session.space.family} keeps {session.limits.describe()}."
+            "baseline",
+            f"There is no baseline: no hand-designed {session.space.family} keeps {session.limits.describe()}.",
         )
         return None
     return arch, session.plain(arch, baseline_training(session, supernet), "baseline")

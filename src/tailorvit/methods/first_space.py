@@ -18,7 +18,9 @@ from tailorvit.space import Space
 if TYPE_CHECKING:
     from tailorvit.config import Config
 
-MEASURED_ROOM = 0.05  # share left under a measured limit: measured again, a network at its limit is over it half the time
+MEASURED_ROOM = (
+    0.05  # share left under a measured limit: measured again, a network at its limit is over it half the time
+)
 
 
 def default_limit(images: int) -> str:

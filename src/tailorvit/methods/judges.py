@@ -144,9 +144,7 @@ def short_training(settings: TrainSettings, epochs: int) -> TrainSettings:
     Not compiled: on an H200 blocks ran 1.15 times as fast compiled, which a few epochs do not pay back for every shape.
     """
     short = shortened(settings, epochs / settings.epochs)
-    return replace(
-        short, rule="single_path", distill=False, reg_largest_only=False, freeze="none", compile=False
-    )
+    return replace(short, rule="single_path", distill=False, reg_largest_only=False, freeze="none", compile=False)
 
 
 def trained_accuracy(session: Session, arch: Arch, settings: TrainSettings, stage: str) -> float:
@@ -171,7 +169,9 @@ def _by_training(session: Session, stage: str, source: str) -> Judge:
         def accuracies(archs: Sequence[Arch]) -> list[float]:
             known = {a: run.accuracy(name, a) for a in archs}
             todo = [a for a, percent in known.items() if percent is None]
-            session.log_once("seek", f"{name}: {len(known)} architectures are trained from scratch, {epochs} epoch(s) each.")
+            session.log_once(
+                "seek", f"{name}: {len(known)} architectures are trained from scratch, {epochs} epoch(s) each."
+            )
             with session.timed(name):
                 for done, arch in enumerate(todo, 1):
                     percent = trained_accuracy(session, arch, settings, name)
@@ -225,23 +225,22 @@ class ScoreScale:
 
 
 def _by_score(session: Session, stage: str, source: str) -> Judge:
-    from tailorvit.methods.untrained import Untrained, problems, require_some, values_of
+    from tailorvit.methods.untrained import UntrainedScores, missing_scores, require_scores, values_of
 
     seek = session.config.seek
-    settings = seek.scoring(session.config.proxy)
     params = session.meter.counter.params
 
     def judge(space: Space, t: int) -> Accuracies:
-        untrained = Untrained(session, space, settings)
+        untrained = UntrainedScores(session, space, seek.evaluator)
         scale: list[ScoreScale] = []
 
         def fit_scale() -> ScoreScale:
             name = f"sample-{t}"
             drawn = space.sample_distinct(SCALE_SAMPLES, generator(session.seed, name))
             rows = untrained.score(name, [Candidate(a, "sample") for a in drawn])
-            values = values_of(rows, settings)
-            require_some(rows, values, settings.name)
-            if text := problems(rows, values):
+            values = values_of(rows, seek.evaluator)
+            require_scores(rows, values, seek.evaluator)
+            if text := missing_scores(rows, values):
                 session.log_once("warning", f"{name}: {text} They count as worse than any other.")
             known = [(v, params(a)) for a, v in zip(drawn, values, strict=True) if v is not None]
             # The predictor knows the size; other scores are read as what they say beyond it.
@@ -252,7 +251,7 @@ def _by_score(session: Session, stage: str, source: str) -> Judge:
                 if not scale:
                     scale.append(fit_scale())
                 rows = untrained.score(f"{stage}-{t}", [Candidate(a, source) for a in archs])
-                found = [scale[0](v, params(a)) for a, v in zip(archs, values_of(rows, settings), strict=True)]
+                found = [scale[0](v, params(a)) for a, v in zip(archs, values_of(rows, seek.evaluator), strict=True)]
                 lowest = min((z for z in found if z is not None), default=0.0) - NO_SCORE
                 return [lowest if z is None else z for z in found]
 

@@ -27,7 +27,9 @@ from tailorvit.space import Space
 if TYPE_CHECKING:
     from tailorvit.config import Config
 
-SMALL_STEP = 2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
+SMALL_STEP = (
+    2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
+)
 
 
 def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: StartingNetwork | None = None) -> Plan:
@@ -108,9 +110,7 @@ def _with_default_limit(config: Config, data: Data) -> Config:
     return replace(config, limits={**config.limits, "max_params": highest})
 
 
-def _first_space(
-    config: Config, data: Data, start: StartingNetwork | None, device: str
-) -> tuple[Space, Arch | None]:
+def _first_space(config: Config, data: Data, start: StartingNetwork | None, device: str) -> tuple[Space, Arch | None]:
     """The first space, and the only architecture of a fine-tuning."""
     limits = config.budget()
     if config.method == "fixed":

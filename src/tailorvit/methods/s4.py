@@ -40,7 +40,9 @@ def _announce(session: Session) -> None:
         return
     if session.limits.measured:
         metrics = " and ".join(session.limits.measured)
-        session.log_once("measuring", f"S4 measures the {metrics} of all neighbouring spaces at every step: this is slow.")
+        session.log_once(
+            "measuring", f"S4 measures the {metrics} of all neighbouring spaces at every step: this is slow."
+        )
     metric = size_metric(meter)
     high = meter.limits.high(metric) if metric in ("params", "macs") else None  # type: ignore[arg-type]
     if high is None:

@@ -1,28 +1,32 @@
-"""Scores of untrained networks: PROXIES is the table, Scorer does the work."""
+"""Scores of untrained networks. PROXIES names them, plug-ins add to it; Scorer in score.py computes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from tailorvit.errors import unknown
 from tailorvit.proxies.base import Labelled, Proxy, ProxySettings, Refused, Scored, Task
-from tailorvit.proxies.dss import DSS
-from tailorvit.proxies.free import DEPTH, MACS, PARAMS
-from tailorvit.proxies.grasp import GRASP
-from tailorvit.proxies.learned import LEARNED
-from tailorvit.proxies.naswot import NASWOT
-from tailorvit.proxies.snip import SNIP
-from tailorvit.proxies.te import TE, TE_RELEASED
+from tailorvit.registry import Registry
 
-PROXIES: Mapping[str, Proxy] = {
-    p.name: p for p in (DSS, SNIP, GRASP, TE, TE_RELEASED, NASWOT, LEARNED, PARAMS, MACS, DEPTH)
-}
+PROXIES: Registry[Proxy] = Registry(
+    "proxy",
+    "tailorvit.proxies",
+    {
+        "dss": "tailorvit.proxies.dss:DSS",
+        "dss_paper": "tailorvit.proxies.dss:DSS_PAPER",
+        "dss_official": "tailorvit.proxies.dss:DSS_OFFICIAL",
+        "snip": "tailorvit.proxies.snip:SNIP",
+        "grasp": "tailorvit.proxies.grasp:GRASP",
+        "te": "tailorvit.proxies.te:TE",
+        "te_released": "tailorvit.proxies.te:TE_RELEASED",
+        "naswot": "tailorvit.proxies.naswot:NASWOT",
+        "predictor": "tailorvit.proxies.counted:PREDICTOR",
+        "params": "tailorvit.proxies.counted:PARAMS",
+        "macs": "tailorvit.proxies.counted:MACS",
+        "depth": "tailorvit.proxies.counted:DEPTH",
+    },
+)
 
 __all__ = ["PROXIES", "Labelled", "Proxy", "ProxySettings", "Refused", "Scored", "Task", "proxy"]
 
 
 def proxy(name: str) -> Proxy:
     """The proxy of that name."""
-    if name not in PROXIES:
-        raise unknown("proxy", name, PROXIES)
     return PROXIES[name]

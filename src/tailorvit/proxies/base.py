@@ -1,4 +1,4 @@
-"""What a proxy is: one record a file, the task it is given, and the scores that come out."""
+"""What a proxy is: its record, the task it measures, the settings of the commands, and the scores that come out."""
 
 from __future__ import annotations
 
@@ -10,30 +10,21 @@ from torch import Tensor, nn
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
-from tailorvit.proxies.norms import WeightNorms
-
-Reading = Literal["fixed", "paper", "official"]
-READINGS: tuple[Reading, ...] = ("fixed", "paper", "official")
 
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """Which scores to compute, and how."""
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
+    """How ``tailorvit score`` and ``tailorvit rank`` compute scores."""
 
     names: tuple[str, ...] = ("dss",)
-    reading: Reading = "fixed"  # of dss: our repair, the paper's words, or what the released code does
     inits: int = 1  # initialisations to average over; 3 to 5 for ranking studies
-    batch: int | None = None  # images at a time; None: what suits the proxy
+    batch: int | None = None  # images in a batch; None: the proxy's own default
     image_size: int | None = None  # pixels a side; None: the space's own
-    noise: bool = False  # snip and grasp: noise and random labels where no images are given
+    noise: bool = False  # proxies that need images get noise and random labels where there are no images
 
     def __post_init__(self) -> None:
         if not self.names:
             raise TailorError("Name at least one proxy, for example dss.")
-        if self.reading not in READINGS:
-            raise TailorError(f"The reading of dss is '{self.reading}'; it must be one of {', '.join(READINGS)}.")
         for name in ("inits", "batch", "image_size"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -49,19 +40,21 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """One untrained network to score. A proxy leaves it as it was: weights, buffers, grads, mode and random state."""
+    """One untrained network to score.
+
+    A proxy leaves the network unchanged: weights, buffers, gradients, mode and random state.
+    """
 
     arch: Arch
     family: str
     frame: Any  # the family's shared settings
     params: int
     macs: int
-    network: Callable[[], nn.Module]  # the plain network; made when a proxy first asks for it
-    seed: int  # of this initialisation; all the proxy's own draws come from it
-    reading: Reading = "fixed"
+    network: Callable[[], nn.Module]  # the plain network; built when a proxy first asks for it
+    seed: int  # of this initialisation; all the proxy's own random numbers come from it
     batch: int = 1
     labelled: Labelled | None = None  # real images, where the caller has some
-    norms: WeightNorms = field(default_factory=WeightNorms)
+    cache: dict[str, Any] = field(default_factory=dict)  # shared by all architectures of one initialisation
 
 
 Measure = Callable[[Task], dict[str, float]]  # "score" and its parts
@@ -70,42 +63,46 @@ Together = Callable[[Sequence[Mapping[str, float]]], list[float]]
 
 @dataclass(frozen=True)
 class Proxy:
-    """The entry record of a proxy."""
+    """The entry record of a proxy. A proxy from outside the package is such a record."""
 
     name: str
     summary: str
     paper: str
-    higher: bool  # whether larger is better
+    higher: bool  # whether a larger score is better
     cost: Literal["counted", "forward", "backward"]  # what it needs of the network
     needs: Literal["nothing", "ones", "noise", "images"]  # its input
     measure: Measure
-    batch: int = 1  # images at a time unless the settings say otherwise
-    together: Together | None = None  # scores from the parts of a whole candidate set, where one alone says nothing
+    batch: int = 1  # images in a batch unless the settings say otherwise
+    together: Together | None = None  # scores from the parts of all candidates, for a proxy that only ranks a set
+    least_batch: int = 1  # 2 for a proxy that compares images
 
 
 class Refused(TailorError):
-    """A network this proxy says nothing about: one sentence, kept with the architecture."""
+    """A network for which this proxy has no meaningful score; the sentence is stored with the architecture."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One architecture and what the proxies say; a score is None where it is not finite or was refused."""
+    """One architecture with its scores; a score is None where it is not finite or was refused."""
 
     arch: Arch
     params: int
     macs: int
     scores: Mapping[str, float | None] = field(hash=False)
     parts: Mapping[str, Mapping[str, float]] = field(hash=False)
-    problems: Mapping[str, str] = field(hash=False)  # per proxy without a score, a sentence
+    problems: Mapping[str, str] = field(hash=False)  # one sentence for every proxy without a score
 
-    def rank_value(self, name: str) -> float:
-        """The score turned so that larger is better; what has none comes last."""
+    def value(self, name: str) -> float | None:
+        """The score with its sign turned so that larger is better."""
         from tailorvit.proxies import proxy
 
         score = self.scores[name]
-        if score is None:
-            return float("-inf")
-        return score if proxy(name).higher else -score
+        return score if score is None or proxy(name).higher else -score
+
+    def rank_value(self, name: str) -> float:
+        """As :meth:`value`, for sorting: an architecture without a score comes last."""
+        value = self.value(name)
+        return float("-inf") if value is None else value
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -1,4 +1,4 @@
-"""GraSP: how the gradient's flow would change without each weight (ICLR 2020; sign as in Zero-Cost NAS, ICLR 2021)."""
+"""GraSP: how the gradient norm changes if a weight is removed (ICLR 2020; sign as in Zero-Cost NAS, ICLR 2021)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tailorvit.proxies.base import Proxy, Task
-from tailorvit.proxies.layers import asking, labelled, totals, weights
+from tailorvit.proxies.layers import gradients_for, labelled, sums_by_part, weights
 from tailorvit.proxies.snip import gradient, losses
 
 
@@ -16,16 +16,18 @@ def measure(task: Task) -> dict[str, float]:
     chosen = weights(task, model)
     images, labels = labelled(task, model, "grasp")
     tensors = [w.tensor for w in chosen]
-    flow = [torch.zeros_like(t) for t in tensors]
+    products = [torch.zeros_like(t) for t in tensors]  # Hessian x gradient
     # The fused kernels of attention cannot be differentiated twice.
-    with asking(model, tensors), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+    with gradients_for(model, tensors), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         first = gradient(model, tensors, images, labels)
         for loss in losses(model, images, labels):
-            again = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
-            product = torch.stack([(a * b).sum() for a, b in zip(first, again, strict=True)]).sum()
-            for total, part in zip(flow, torch.autograd.grad(product, tensors, materialize_grads=True), strict=True):
+            second = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
+            product = torch.stack([(a * b).sum() for a, b in zip(first, second, strict=True)]).sum()
+            for total, part in zip(
+                products, torch.autograd.grad(product, tensors, materialize_grads=True), strict=True
+            ):
                 total += part
-    return totals((w.part, -(w.tensor.detach() * h).sum()) for w, h in zip(chosen, flow, strict=True))
+    return sums_by_part((w, -(w.tensor.detach() * h).sum()) for w, h in zip(chosen, products, strict=True))
 
 
 GRASP = Proxy(

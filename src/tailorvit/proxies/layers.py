@@ -1,4 +1,4 @@
-"""Which layers of a plain network a proxy looks at, and how to look without leaving a trace."""
+"""Tools for writing a proxy: find a network's layers, change its mode without leaving a trace, make its input."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tailorvit.families import FAMILIES
 from tailorvit.proxies.base import Refused, Task
 from tailorvit.rng import derive
 
+# -- layers ------------------------------------------------------------------------------------------------------------
+
 
 class Weight(NamedTuple):
-    """One weight matrix or filter: its name, what kind of layer it serves (patch, msa, mlp, head or other) and it."""
+    """The weight of one linear layer or patch convolution."""
 
     name: str
-    part: str
-    layer: str  # the last name of the layer: qkv, proj, fc1, ...
+    part: str  # patch, mixing, mlp, head or other
+    layer: str  # the last word of the layer's path: qkv, proj, fc1, ...
     tensor: Tensor
 
 
-# Every family of the house names its layers alike (docs/adding.md). One that does not gets its words here.
-WORDS: Mapping[str, Mapping[str, str]] = {}
-COMMON: Mapping[str, str] = {"attn": "msa", "mlp": "mlp", "patch_embed": "patch", "head": "head"}
-
-
 def weights(task: Task, model: nn.Module) -> list[Weight]:
-    """The weights of all linear layers and of the patch convolutions, by the rooms their path goes through."""
-    words = WORDS.get(task.family, COMMON)
+    """The weights of all linear layers and of the patch convolutions; the words in a layer's path give its part."""
+    words = FAMILIES[task.family].layer_words
     found = []
     for path, module in model.named_modules():
         steps = path.split(".")
@@ -40,12 +38,22 @@ def weights(task: Task, model: nn.Module) -> list[Weight]:
     return found
 
 
+def sums_by_part(rows: Iterable[tuple[Weight, Tensor]]) -> dict[str, float]:
+    """One number per weight, summed by part, and their sum as the score; waits for the device once."""
+    chosen, values = zip(*rows, strict=True)
+    parts: dict[str, float] = {}
+    for weight, value in zip(chosen, torch.stack([v.double() for v in values]).tolist(), strict=True):
+        name = "msa" if weight.part == "mixing" else weight.part  # as run folders store it
+        parts[name] = parts.get(name, 0.0) + value
+    return {"score": sum(parts.values()), **parts}
+
+
 @contextmanager
-def asking(model: nn.Module, wanted: Iterable[Tensor], training: bool = False) -> Iterator[None]:
-    """The network with gradients for the wanted weights only, in evaluation unless said; afterwards as it was."""
+def gradients_for(model: nn.Module, wanted: Iterable[Tensor], training: bool = False) -> Iterator[None]:
+    """Inside, only the wanted weights require gradients and the network is in the given mode; afterwards as before."""
     modes = [(m, m.training) for m in model.modules()]
     flags = [(p, p.requires_grad) for p in model.parameters()]
-    buffers = [(b, b.clone()) for b in model.buffers()] if training else []  # batch norms count as they go
+    buffers = [(b, b.clone()) for b in model.buffers()] if training else []  # batch norms update theirs
     keep = {id(w) for w in wanted}
     try:
         model.train(training)
@@ -62,41 +70,48 @@ def asking(model: nn.Module, wanted: Iterable[Tensor], training: bool = False) -
                 buffer.copy_(old)
 
 
-class Gelus(TorchFunctionMode):
-    """Hands every GELU's input to a function, whether a module or a call makes it."""
+# -- signs at the GELUs ------------------------------------------------------------------------------------------------
 
-    def __init__(self, see: Callable[[Tensor], None]) -> None:
+
+class WatchGelu(TorchFunctionMode):
+    """Hands the input of every GELU to a function, whether a module or a function call computes it."""
+
+    def __init__(self, watch: Callable[[Tensor], None]) -> None:
         super().__init__()
-        self.see = see
+        self.watch = watch
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is torch.nn.functional.gelu and args:
-            self.see(args[0].detach())
+            self.watch(args[0].detach())
         return func(*args, **(kwargs or {}))
 
 
-def agreement(batch: int) -> tuple[Tensor, Callable[[Tensor], None]]:
-    """A matrix (batch, batch) in float64 and what adds to it: entries at whose GELU two images have the same sign.
+def sign_agreement(batch: int) -> tuple[Tensor, Callable[[Tensor], None]]:
+    """A (batch, batch) matrix and the function for :class:`WatchGelu` that fills it.
 
-    A last diagonal entry is therefore the number of entries seen; images of equal codes agree everywhere.
+    An entry counts the GELU inputs at which two images have the same sign. So the diagonal holds the number of all
+    inputs, and two images whose signs agree everywhere have an entry as large as the diagonal.
     """
     total = torch.zeros(batch, batch, dtype=torch.float64)
 
-    def see(x: Tensor) -> None:
+    def watch(x: Tensor) -> None:
         if x.shape[0] % batch:
-            raise Refused(f"A GELU sees {x.shape[0]} rows for {batch} images: its codes cannot be told apart.")
+            raise Refused(f"A GELU has {x.shape[0]} rows for {batch} images, so its signs belong to no single image.")
         code = (x > 0).reshape(batch, -1).float()  # sums stay under 2^24, where float32 counts exactly
         both = code @ code.T
         ones = code.sum(1)
         total.add_((code.shape[1] - ones[:, None] - ones[None, :] + 2 * both).double().cpu())
 
-    return total, see
+    return total, watch
 
 
-def shape(task: Task) -> tuple[int, int, int]:
-    """Channels and sides of one input; for a ladder its taps, their tokens and their width."""
+# -- input -------------------------------------------------------------------------------------------------------------
+
+
+def input_shape(task: Task) -> tuple[int, int, int]:
+    """Channels, height and width of one input; for trunk features: layers, tokens and width."""
     high, wide = task.frame.image_size
     return int(task.frame.channels), int(high), int(wide)
 
@@ -109,7 +124,7 @@ def device(model: nn.Module) -> torch.device:
 def noise(task: Task, model: nn.Module, name: str) -> Tensor:
     """A batch of standard normal images, the same for every architecture of one seed."""
     start = torch.Generator().manual_seed(derive(task.seed, name, "images"))
-    return torch.randn(task.batch, *shape(task), generator=start).to(device(model))
+    return torch.randn(task.batch, *input_shape(task), generator=start).to(device(model))
 
 
 def labelled(task: Task, model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
@@ -120,12 +135,3 @@ def labelled(task: Task, model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     start = torch.Generator().manual_seed(derive(task.seed, name, "labels"))
     labels = torch.randint(int(task.frame.classes), (task.batch,), generator=start)
     return noise(task, model, name), labels.to(device(model))
-
-
-def totals(rows: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
-    """Sums by part, and their sum as the score; one wait for the device."""
-    names, values = zip(*rows, strict=True)
-    parts: dict[str, float] = {}
-    for name, value in zip(names, torch.stack([v.double() for v in values]).tolist(), strict=True):
-        parts[name] = parts.get(name, 0.0) + value
-    return {"score": sum(parts.values()), **parts}

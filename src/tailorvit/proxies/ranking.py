@@ -1,10 +1,14 @@
-"""Ranking a table: every score against every accuracy, always beside #params, #MACs and depth."""
+"""``tailorvit rank``: how well scores rank the architectures of a table, always beside #params, #MACs and depth.
+
+Size alone ranks most tables well, so a score that only follows size looks good over all pairs. Among pairs whose
+parameters differ by a few percent it does not.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +16,158 @@ import numpy as np
 from torch import Tensor
 
 from tailorvit.arch import Arch
-from tailorvit.errors import TailorError, unknown
+from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES
-from tailorvit.proxies import PROXIES
-from tailorvit.proxies.agreement import Agreement, Estimate, agree, rank_sum
-from tailorvit.proxies.base import ProxySettings
+from tailorvit.proxies import proxy
+from tailorvit.proxies.base import ProxySettings, Refused
 from tailorvit.proxies.predictor import BAND, Predictor, default, pooled
-from tailorvit.proxies.tables import Table, read_table
+from tailorvit.proxies.score import Scorer
+from tailorvit.proxies.tables import Table, read_table, same_settings
+from tailorvit.rng import generator
 from tailorvit.space import Space
+from tailorvit.stats import Floats, band_taus, ranks, spearman
 
 FREE = ("params", "macs", "depth")  # cost nothing, so they stand beside every score
-PREDICTOR, SUM = "predictor", "rank:"
-Scores = Mapping[str, Sequence[float | None]]  # larger is better in each
-# (family, shared settings, architectures, names, seed) -> scores, larger is better; problems, a sentence a score
+PREDICTOR = "predictor"
+LEAST_ROWS = 5  # in a size bin that gets a correlation of its own
+Values = list[float | None]  # one score per row, larger is better; None where there is none
+# (family, shared settings, architectures, proxy names, seed) -> scores per proxy, and sentences about missing ones
 ScoreArchs = Callable[
-    [str, Mapping[str, Any], Sequence[Arch], Sequence[str], int], tuple[Mapping[str, list[float | None]], list[str]]
+    [str, Mapping[str, Any], Sequence[Arch], Sequence[str], int], tuple[Mapping[str, Values], list[str]]
 ]
+
+
+# -- agreement of one score with one accuracy --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A correlation and its 95 % bootstrap interval over rows; None where one side is all ties or no pair is left."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One score against one accuracy."""
+
+    rows: int  # that have both
+    tau: Estimate
+    rho: Estimate
+    pairs: int  # within the band
+    band_tau: Estimate
+    bins: int  # groups of rows of similar size
+    bin_tau: float | None  # mean over the bins, weighted by pairs
+    bin_rho: float | None  # mean over the bins, weighted by rows
+    gain: Estimate | None = None  # band tau less that of the reference on the same rows and resamples
+    by_seed: tuple[float | None, ...] = ()  # band tau of each seed's scores alone
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def agree(
+    score: Sequence[float | None],
+    truth: Floats,
+    params: Floats,
+    band: float,
+    *,
+    bootstrap: int = 200,
+    seed: int = 0,
+    reference: Floats | None = None,
+) -> Agreement:
+    """One score against one accuracy over the rows that have both; ``reference`` is a score to compare it with."""
+    scores = np.array([np.nan if s is None else s for s in score], dtype=np.float64)
+    both = np.isfinite(scores) & np.isfinite(truth)
+    s, t, p = scores[both], truth[both], params[both]
+    if len(s) < 2:
+        nothing = Estimate(None, None, None)
+        return Agreement(len(s), nothing, nothing, 0, nothing, 0, None, None)
+    samples = resamples(len(s), bootstrap, seed)
+    banded = band_taus(s, t, p, band, samples)
+    gain = None
+    if reference is not None:
+        gain = estimate(banded - band_taus(reference[both], t, p, band, samples))
+    groups = size_bins(p, band)
+    bin_taus = [float(band_taus(s[g], t[g], p[g], None, np.ones((1, len(g))))[0]) for g in groups]
+    bin_rhos = [spearman(s[g].tolist(), t[g].tolist()) for g in groups]
+    return Agreement(
+        rows=len(s),
+        tau=estimate(band_taus(s, t, p, None, samples)),
+        rho=estimate(_rhos(s, t, samples)),
+        pairs=pairs_within(p, band),
+        band_tau=estimate(banded),
+        bins=len(groups),
+        bin_tau=_weighted_mean(bin_taus, [len(g) * (len(g) - 1) / 2 for g in groups]),
+        bin_rho=_weighted_mean([np.nan if r is None else r for r in bin_rhos], [len(g) for g in groups]),
+        gain=gain,
+    )
+
+
+def pairs_within(params: Floats, band: float) -> int:
+    """Pairs whose parameters differ by at most this share of the smaller."""
+    logs = np.sort(np.log(params))
+    last = np.searchsorted(logs, logs + np.log1p(band) + 1e-12, side="right")
+    return int((last - np.arange(len(logs)) - 1).sum())
+
+
+def size_bins(params: Floats, band: float) -> list[list[int]]:
+    """Rows in groups of similar size, from the smallest upward, each as wide as the band; small groups are left out."""
+    groups: list[list[int]] = []
+    for i in np.argsort(params, kind="stable"):
+        if groups and params[i] <= params[groups[-1][0]] * (1 + band):
+            groups[-1].append(int(i))
+        else:
+            groups.append([int(i)])
+    return [g for g in groups if len(g) >= LEAST_ROWS]
+
+
+def resamples(rows: int, count: int, seed: int) -> Floats:
+    """The table itself, then ``count`` resamples of its rows with replacement, as counts per row."""
+    rng = generator(seed, "bootstrap")
+    found = [np.ones(rows)]
+    found += [np.bincount(rng.integers(0, rows, rows), minlength=rows).astype(np.float64) for _ in range(count)]
+    return np.array(found)
+
+
+def estimate(values: Floats) -> Estimate:
+    """The first value with the middle 95 % of the others."""
+    first, rest = values[0], values[1:][np.isfinite(values[1:])]
+    if not np.isfinite(first):
+        return Estimate(None, None, None)
+    low, high = (float(v) for v in np.quantile(rest, (0.025, 0.975))) if len(rest) else (None, None)
+    return Estimate(float(first), low, high)
+
+
+def _rhos(score: Floats, truth: Floats, samples: Floats) -> Floats:
+    """Spearman's rho of every resample: the weighted correlation of the mean ranks."""
+    found = []
+    for counts in samples:
+        x, y = (_weighted_ranks(v, counts) for v in (score, truth))
+        total = counts.sum()
+        x, y = x - (counts * x).sum() / total, y - (counts * y).sum() / total
+        scale = np.sqrt((counts * x * x).sum() * (counts * y * y).sum())
+        found.append((counts * x * y).sum() / scale if scale > 0 else np.nan)
+    return np.array(found)
+
+
+def _weighted_ranks(values: Floats, counts: Floats) -> Floats:
+    _, place = np.unique(values, return_inverse=True)
+    weight = np.bincount(place, counts)
+    middle: Floats = (np.cumsum(weight) - weight / 2)[place]
+    return middle
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
+    pairs = [(v, w) for v, w in zip(values, weights, strict=True) if np.isfinite(v)]
+    total = sum(w for _, w in pairs)
+    return float(sum(v * w for v, w in pairs) / total) if total else None
+
+
+# -- all scores against all accuracies ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -40,7 +180,7 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        """Whether it knows more than the size, among networks of like size."""
+        """Whether it ranks networks of similar size better than their size does."""
         gain = self.agreement.gain
         if self.score == "params" or gain is None or gain.low is None or gain.high is None:
             return ""
@@ -51,7 +191,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ranking:
-    """What the scores are worth on one table."""
+    """How well the scores rank one table."""
 
     table: str
     form: str
@@ -60,7 +200,6 @@ class Ranking:
     seeds: int
     entries: tuple[Entry, ...]
     notes: tuple[str, ...]
-    points: Mapping[str, Any]  # params, scores and targets, for figures
 
     def of(self, target: str) -> list[Entry]:
         """The entries of one accuracy."""
@@ -87,7 +226,7 @@ class Ranking:
         }
 
     def text(self) -> str:
-        """For people."""
+        """For the terminal."""
         lines = [f"{self.table} ({self.form}): {self.rows} architectures"]
         band = f"{100 * self.band:g} %"
         for target in self.targets:
@@ -101,56 +240,17 @@ class Ranking:
 
     def _cells(self, entry: Entry) -> tuple[str, ...]:
         a = entry.agreement
-        some = f" ({a.rows} rows)" if a.rows < self.rows else ""
-        spread = ""
+        rows = f" ({a.rows} rows)" if a.rows < self.rows else ""
         known = [t for t in a.by_seed if t is not None]
-        if len(known) > 1:
-            spread = f", seeds {min(known):.2f} to {max(known):.2f}"
+        spread = f", seeds {min(known):.2f} to {max(known):.2f}" if len(known) > 1 else ""
         bins = "-" if a.bin_tau is None else f"{a.bin_tau:+.2f}"
-        return entry.score + some, _show(a.tau), _show(a.rho), _show(a.band_tau) + spread, bins, entry.verdict
+        return entry.score + rows, _show(a.tau), _show(a.rho), _show(a.band_tau) + spread, bins, entry.verdict
 
 
 def _show(e: Estimate) -> str:
     if e.value is None:
         return "-"
     return f"{e.value:+.2f}" + (f" [{e.low:+.2f}, {e.high:+.2f}]" if e.low is not None and e.high is not None else "")
-
-
-def parse_names(names: Sequence[str]) -> list[str]:
-    """Proxies a list of names needs, 'rank:a+b' taken apart; an unknown one lists those there are."""
-    wanted = []
-    for name in names:
-        parts = name.removeprefix(SUM).split("+") if name.startswith(SUM) else [name]
-        for part in parts:
-            if part not in PROXIES:
-                raise unknown("proxy", part, PROXIES)
-            wanted.append(part)
-    return [n for n in dict.fromkeys(wanted) if n not in FREE and n != PREDICTOR]
-
-
-def scoring(settings: ProxySettings, device: str = "cpu", images: tuple[Tensor, Tensor] | None = None) -> ScoreArchs:
-    """The proxies of the house as ``rank`` wants them: larger is better, trouble told once a proxy."""
-    from tailorvit.proxies.score import Scorer
-
-    def score(
-        family: str, fixed: Mapping[str, Any], archs: Sequence[Arch], names: Sequence[str], seed: int
-    ) -> tuple[Mapping[str, list[float | None]], list[str]]:
-        home = _home(family, archs) or family
-        scored = Scorer(home, fixed, replace(settings, names=tuple(names)), seed, device, images)(archs)
-        found = {n: [None if s.scores[n] is None else s.rank_value(n) for s in scored] for n in names}
-        trouble = []
-        for n in names:
-            sentences = [s.problems[n] for s in scored if n in s.problems]
-            if sentences:
-                trouble.append(f"{n} has no score for {len(sentences)} of {len(archs)} architectures: {sentences[0]}")
-        return found, trouble
-
-    return score
-
-
-def _home(name: str, archs: Sequence[Arch]) -> Space | None:
-    """A named space that holds every row: one supernet for all, where each row would need its own otherwise."""
-    return next((s for s in FAMILIES[name].spaces.values() if all(s.contains(arch) for arch in archs)), None)
 
 
 def rank(
@@ -165,81 +265,130 @@ def rank(
     bootstrap: int = 200,
     predictor: Predictor | None = None,
 ) -> Ranking:
-    """Scores of all rows (mean rank over seeds where there are several) against the accuracies of the table."""
+    """Scores of all rows against the accuracies of the table; several seeds are merged by the sum of their ranks."""
     if not 0 < band < 10:
         raise TailorError(f"The band must be a share of the size above zero, for example 5%, not {band:g}.")
     if seeds < 1:
         raise TailorError(f"The number of seeds must be at least 1, not {seeds}.")
     if len(table.rows) < 2:
         raise TailorError(f"'{table.name}' has {len(table.rows)} row; a ranking needs at least 2.")
-    targets = list(table.targets) if target is None else [table.target(target)]
-    proxies = parse_names(names)
-    if proxies and score is None:
-        score = scoring(ProxySettings())
-    notes: dict[str, None] = dict.fromkeys(table.notes)
-    free = {"params": table.params.tolist(), "macs": table.macs.tolist(), "depth": table.blocks.tolist()}
-    runs: list[dict[str, list[float | None]]] = []
-    for k in range(seeds if proxies else 1):
-        found: dict[str, list[float | None]] = {n: list(v) for n, v in free.items()}
-        if score is not None and proxies:
-            scored, problems = _score_rows(table, proxies, score, seed + k)
-            found |= scored
-            notes |= dict.fromkeys(problems)
-        if any(PREDICTOR in n for n in names):
-            model = predictor or default()
-            mean, _ = model.predict([r.arch for r in table.rows], [r.fixed for r in table.rows])
-            found[PREDICTOR] = mean.tolist()
-            if dict(model.facts.get("tables", {})).get(table.name) is not None:
-                told = f"The predictor was fitted on '{table.name}', so its figures here are no test of it."
-                notes |= {told: None}
-        for name in names:
-            if name.startswith(SUM):
-                found[name] = rank_sum({n: found[n] for n in name.removeprefix(SUM).split("+")})
-        runs.append(found)
-    entries, points = [], {}
-    for name in dict.fromkeys((*FREE, *names)):
-        each = [run[name] for run in runs]
-        random = any(e != each[0] for e in each[1:])
-        merged = rank_sum({str(k): e for k, e in enumerate(each)}) if random else each[0]
-        points[name] = merged
-        for key in targets:
-            truth = table.targets[key]
-            facts = agree(merged, truth, table.params, band, bootstrap=bootstrap, seed=seed, beside=table.params)
-            alone = [agree(e, truth, table.params, band, bootstrap=0).band_tau.value for e in each] if random else []
-            entries.append(Entry(name, key, replace(facts, by_seed=tuple(alone))))
-    order = {key: i for i, key in enumerate(targets)}
-    entries.sort(key=lambda e: order[e.target])
-    shown = {"params": free["params"], "scores": points, "targets": {k: table.targets[k].tolist() for k in targets}}
-    return Ranking(table.name, table.form, len(table.rows), band, seeds, tuple(entries), tuple(notes), shown)
+    table.check_target(target)
+    targets = list(table.targets) if target is None else [target]
+    notes = [*table.notes, *_missing_notes(table, targets)]
+    needed = to_compute(names)
+    fixed: dict[str, Values] = dict(
+        zip(FREE, (table.params.tolist(), table.macs.tolist(), table.blocks.tolist()), strict=True)
+    )
+    if PREDICTOR in names:
+        fixed[PREDICTOR], said = _predictions(table, predictor or default())
+        notes += said
+    runs = []
+    for k in range(seeds if needed else 1):
+        found, said = _score_rows(table, needed, score or proxy_scores(ProxySettings()), seed + k)
+        runs.append({**fixed, **found})
+        notes += said
+    entries = []
+    for key in targets:
+        for name in dict.fromkeys((*FREE, *names)):
+            by_seed = [run[name] for run in runs]
+            entries.append(Entry(name, key, _agreement(by_seed, table, key, band, bootstrap, seed)))
+    unique = tuple(dict.fromkeys(notes))
+    return Ranking(table.name, table.form, len(table.rows), band, seeds, tuple(entries), unique)
+
+
+def to_compute(names: Sequence[str]) -> list[str]:
+    """Those of the proxies that have to be computed; an unknown name is an error that lists the known ones."""
+    for name in names:
+        proxy(name)
+    return [n for n in dict.fromkeys(names) if n not in FREE and n != PREDICTOR]
+
+
+def _agreement(by_seed: Sequence[Values], table: Table, key: str, band: float, bootstrap: int, seed: int) -> Agreement:
+    truth, params = table.targets[key], table.params
+    random = any(values != by_seed[0] for values in by_seed[1:])
+    merged = rank_sum(by_seed) if random else by_seed[0]
+    found = agree(merged, truth, params, band, bootstrap=bootstrap, seed=seed, reference=params)
+    alone = [agree(v, truth, params, band, bootstrap=0).band_tau.value for v in by_seed] if random else []
+    return replace(found, by_seed=tuple(alone))
+
+
+def rank_sum(columns: Sequence[Sequence[float | None]]) -> Values:
+    """Per row the sum of its ranks in all columns; a row that lacks one of the scores has none."""
+    rows = list(zip(*columns, strict=True))
+    whole = [i for i, row in enumerate(rows) if all(v is not None and np.isfinite(v) for v in row)]
+    places = [ranks([float(rows[i][k] or 0.0) for i in whole]) for k in range(len(columns))]
+    found: Values = [None] * len(rows)
+    for n, i in enumerate(whole):
+        found[i] = sum(column[n] for column in places)
+    return found
+
+
+def _missing_notes(table: Table, targets: Sequence[str]) -> list[str]:
+    missing = [(key, table.missing(key)) for key in targets]
+    return [f"'{key}' is null in {n} of {len(table.rows)} rows, which are left out for it." for key, n in missing if n]
+
+
+def _predictions(table: Table, model: Predictor) -> tuple[Values, list[str]]:
+    """The predictor's answers; a group of rows that it refuses has none."""
+    found: Values = [None] * len(table.rows)
+    notes: list[str] = []
+    for group in same_settings(table.rows):
+        rows = [table.rows[i] for i in group]
+        try:
+            means, _ = model.predict([r.arch for r in rows], [r.fixed for r in rows])
+        except Refused as error:
+            notes.append(f"{PREDICTOR} has no score for {len(rows)} of {len(table.rows)} architectures: {error}")
+            continue
+        for i, mean in zip(group, means.tolist(), strict=True):
+            found[i] = mean
+    if table.name in dict(model.facts.get("tables", {})):
+        notes.append(f"The predictor was fitted on '{table.name}', so its figures here are no test of it.")
+    return found, notes
 
 
 def _score_rows(
     table: Table, names: Sequence[str], score: ScoreArchs, seed: int
-) -> tuple[dict[str, list[float | None]], list[str]]:
+) -> tuple[dict[str, Values], list[str]]:
     """Rows of one family and one set of settings are scored together."""
-    groups: dict[str, list[int]] = {}
-    for i, (arch, fixed) in enumerate(table.rows):
-        groups.setdefault(json.dumps([arch.family, dict(fixed)], sort_keys=True, default=str), []).append(i)
-    found: dict[str, list[float | None]] = {n: [None] * len(table.rows) for n in names}
-    problems: list[str] = []
-    for places in groups.values():
-        first = table.rows[places[0]]
-        archs = [table.rows[i].arch for i in places]
-        scores, trouble = score(first.arch.family, first.fixed, archs, names, seed)
-        problems += trouble
+    found: dict[str, Values] = {n: [None] * len(table.rows) for n in names}
+    notes: list[str] = []
+    for group in same_settings(table.rows) if names else ():
+        first = table.rows[group[0]]
+        archs = [table.rows[i].arch for i in group]
+        scores, said = score(first.arch.family, first.fixed, archs, names, seed)
+        notes += said
         for name in names:
-            for i, value in zip(places, scores[name], strict=True):
+            for i, value in zip(group, scores[name], strict=True):
                 found[name][i] = value if value is not None and np.isfinite(value) else None
-    return found, problems
+    return found, notes
 
 
-def share(text: str) -> float:
-    """A band as people write it: 5%, 5 % or 0.05."""
-    try:
-        bare = text.strip()
-        return float(bare.removesuffix("%")) / 100 if bare.endswith("%") else float(bare)
-    except ValueError:
-        raise TailorError(f"Cannot read '{text}' as a band of sizes; write it like 5% or 0.05.") from None
+def proxy_scores(
+    settings: ProxySettings, device: str = "cpu", images: tuple[Tensor, Tensor] | None = None
+) -> ScoreArchs:
+    """The proxies as :func:`rank` takes them: larger is better, one sentence per proxy about missing scores."""
+
+    def score(
+        family: str, fixed: Mapping[str, Any], archs: Sequence[Arch], names: Sequence[str], seed: int
+    ) -> tuple[Mapping[str, Values], list[str]]:
+        space = _common_space(family, archs) or family
+        scored = Scorer(space, fixed, replace(settings, names=tuple(names)), seed, device, images)(archs)
+        notes = []
+        for n in names:
+            sentences = [s.problems[n] for s in scored if n in s.problems]
+            if sentences:
+                notes.append(f"{n} has no score for {len(sentences)} of {len(archs)} architectures: {sentences[0]}")
+        return {n: [s.value(n) for s in scored] for n in names}, notes
+
+    return score
+
+
+def _common_space(name: str, archs: Sequence[Arch]) -> Space | None:
+    """A named space that contains every row: one supernet for all; otherwise each row needs its own."""
+    return next((s for s in FAMILIES[name].spaces.values() if all(s.contains(arch) for arch in archs)), None)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
 
 
 def rank_file(
@@ -255,24 +404,33 @@ def rank_file(
     image_size: int | None = None,
     device: str = "cpu",
 ) -> Ranking:
-    """``tailorvit rank``: read a table and rank it; ``fit`` is a table or a saved predictor to predict from instead."""
+    """Read a table and rank it; ``fit`` is a table or a saved predictor to predict from instead."""
     width = share(band)
-    needed = parse_names(names)  # a name nobody knows must stop before anything is read or scored
+    needed = to_compute(names)  # an unknown name must stop before anything is read or scored
     table = read_table(path).limit(limit)
-    table.target(target)
+    table.check_target(target)
     model = None
     if fit is not None:
-        if not any(PREDICTOR in n for n in names):
+        if PREDICTOR not in names:
             raise TailorError("--fit makes a predictor: name it too, as in --proxy predictor.")
         model = _fitted(fit)
-    blind = [n for n in needed if PROXIES[n].needs == "images"]
-    settings = ProxySettings(names=tuple(needed) or ("params",), image_size=image_size, noise=bool(blind))
-    score = scoring(settings, device)
+    without_images = [n for n in needed if proxy(n).needs == "images"]
+    settings = ProxySettings(image_size=image_size, noise=bool(without_images))
+    score = proxy_scores(settings, device)
     found = rank(table, names, score, target=target, band=width, seeds=seeds, seed=seed, predictor=model)
-    if blind:
-        note = f"{', '.join(blind)} saw seeded noise and random labels: a table comes without images."
+    if without_images:
+        note = f"{', '.join(without_images)} saw seeded noise and random labels: a table comes without images."
         found = replace(found, notes=(*found.notes, note))
     return found
+
+
+def share(text: str) -> float:
+    """A band as people write it: 5%, 5 % or 0.05."""
+    try:
+        bare = text.strip()
+        return float(bare.removesuffix("%")) / 100 if bare.endswith("%") else float(bare)
+    except ValueError:
+        raise TailorError(f"Cannot read '{text}' as a band of sizes; write it like 5% or 0.05.") from None
 
 
 def _fitted(fit: str | Path) -> Predictor:
@@ -280,7 +438,7 @@ def _fitted(fit: str | Path) -> Predictor:
     try:
         data = json.loads(Path(fit).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        data = None  # the table's reader has the sentence for it
+        data = None  # read_table has the sentence for it
     if isinstance(data, dict) and data.get("model"):
         return Predictor.load(fit)
     return pooled([read_table(fit)], bootstrap=0)

@@ -1,4 +1,4 @@
-"""SNIP: how much the loss would miss each weight, summed (SNIP, ICLR 2019; as a proxy: Zero-Cost NAS, ICLR 2021)."""
+"""SNIP: how much the loss changes without a weight, summed over weights (ICLR 2019; Zero-Cost NAS, ICLR 2021)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tailorvit.proxies.base import Proxy, Task
-from tailorvit.proxies.layers import asking, labelled, totals, weights
+from tailorvit.proxies.layers import gradients_for, labelled, sums_by_part, weights
 
-CHUNK = 16  # images at a time; the sums are those of the whole batch
+CHUNK = 16  # images in one pass; the sums are those of the whole batch
 
 
 def losses(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Tensor]:
@@ -21,7 +21,7 @@ def losses(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Tensor]
 
 
 def gradient(model: nn.Module, tensors: Sequence[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
-    """Of the batch's cross-entropy."""
+    """The gradient of the batch's cross-entropy."""
     found = [torch.zeros_like(t) for t in tensors]
     for loss in losses(model, images, labels):
         for total, part in zip(found, torch.autograd.grad(loss, tensors, materialize_grads=True), strict=True):
@@ -35,9 +35,9 @@ def measure(task: Task) -> dict[str, float]:
     chosen = weights(task, model)
     images, labels = labelled(task, model, "snip")
     tensors = [w.tensor for w in chosen]
-    with asking(model, tensors), torch.enable_grad():
+    with gradients_for(model, tensors), torch.enable_grad():
         found = gradient(model, tensors, images, labels)
-    return totals((w.part, (w.tensor.detach() * g).abs().sum()) for w, g in zip(chosen, found, strict=True))
+    return sums_by_part((w, (w.tensor.detach() * g).abs().sum()) for w, g in zip(chosen, found, strict=True))
 
 
 SNIP = Proxy(

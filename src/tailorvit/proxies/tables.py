@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailorvit.arch import Arch
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families import FAMILIES, family
+from tailorvit.stats import Floats
 
-Floats = NDArray[np.float64]
-LABELS = frozenset({"name", "id", "index", "note", "source", "seed"})  # say which row it is, not how good
+LABELS = frozenset({"name", "id", "index", "note", "source", "seed"})  # keys that are no accuracies
 _SIZES = ("params", "flops", "macs")  # any key with one of these words is a size, not an accuracy
-_FAR = 0.005  # a share: sizes printed with three figures agree within it
+_SIZE_TOLERANCE = 0.005  # a share: sizes printed with three digits agree within it
 
 
 class Row(NamedTuple):
@@ -29,9 +28,9 @@ class Row(NamedTuple):
     fixed: Mapping[str, Any]
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no single truth to compare
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value to compare
 class Table:
-    """Architectures, their counted sizes, and every accuracy the file holds."""
+    """Architectures, their counted sizes, and every accuracy of the file; NaN where the file has null."""
 
     name: str
     form: str
@@ -42,14 +41,13 @@ class Table:
     targets: Mapping[str, Floats]
     notes: tuple[str, ...] = ()
 
-    def target(self, key: str | None = None) -> str:
-        """The accuracy meant: the one named, or the first of the file."""
+    def check_target(self, key: str | None) -> None:
+        """Refuse an accuracy that the table does not have."""
         if key is not None and key not in self.targets:
             raise unknown("target", key, self.targets)
-        return key if key is not None else next(iter(self.targets))
 
     def take(self, places: Sequence[int]) -> Table:
-        """The same table with some of its rows."""
+        """The table with these rows only."""
         at = np.asarray(places, dtype=np.int64)
         return replace(
             self,
@@ -61,20 +59,29 @@ class Table:
         )
 
     def limit(self, count: int | None) -> Table:
-        """At most ``count`` rows, evenly picked: files are often sorted, so the first would be alike."""
+        """At most ``count`` rows, evenly spaced: files are often sorted, so the first rows would be similar."""
         if count is None or count >= len(self.rows):
             return self
         if count < 2:
             raise TailorError(f"A ranking needs at least 2 rows, not {count}.")
         return self.take(np.linspace(0, len(self.rows) - 1, count).round().astype(int).tolist())
 
+    def complete(self) -> Table:
+        """The rows in which no accuracy is missing."""
+        whole = np.all([np.isfinite(v) for v in self.targets.values()], axis=0)
+        return self if whole.all() else self.take(np.flatnonzero(whole).tolist())
+
+    def missing(self, key: str) -> int:
+        """How many rows have no value for this accuracy."""
+        return int((~np.isfinite(self.targets[key])).sum())
+
 
 class _Form(NamedTuple):
-    """A published form: which keys it has, and how they become an architecture of a family."""
+    """A published form: its keys, and how they become an architecture of a family."""
 
     name: str
     keys: tuple[str, ...]
-    nested: bool  # the keys lie under "arch"
+    nested: bool  # the keys are under "arch"
     like: tuple[str, str]  # (family, space) whose settings the table was made with
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -82,7 +89,7 @@ class _Form(NamedTuple):
 def _vit(embed: str, heads: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     def read(row: Mapping[str, Any]) -> dict[str, Any]:
         depth = row["depth"]
-        # Lists may be as long as the deepest member; what lies behind the depth is not part of the network.
+        # Lists may be as long as the deepest network of the table; entries beyond the depth are not used.
         per_block = {"heads": row[heads], "mlp": row["mlp_ratio"]}
         cut = {k: v[:depth] if isinstance(v, list) and isinstance(depth, int) else v for k, v in per_block.items()}
         return {"embed": row[embed], "depth": depth, **cut}
@@ -109,7 +116,7 @@ FORMS = (
 
 
 def read_table(path: str | Path) -> Table:
-    """Read a table; a row that does not fit is named with its number and its key."""
+    """Read a table; an error names the row and the key that do not fit."""
     place = Path(path)
     try:
         data = json.loads(place.read_text(encoding="utf-8"))
@@ -128,24 +135,24 @@ def read_table(path: str | Path) -> Table:
 
 
 def table_of(name: str, data: Sequence[Mapping[str, Any]], shared: Mapping[str, Any] | None = None) -> Table:
-    """A table from rows already read; ``shared`` are settings that hold for all of them."""
+    """A table from rows already read; ``shared`` holds settings common to all of them."""
     form = _recognise(name, data[0])
     rows, numbers = [], []
     for i, entry in enumerate(data, 1):
         if not isinstance(entry, dict):
-            raise TailorError(f"Row {i} of '{name}' is no object but {entry!r}.")
+            raise TailorError(f"Row {i} of '{name}' is not an object but {entry!r}.")
         rows.append(_row(name, i, entry, form, shared or {}))
         numbers.append(_numbers(name, i, entry, () if form is None or form.nested else form.keys))
     for i, found in enumerate(numbers, 1):
         for key in [*(k for k in numbers[0] if k not in found), *(k for k in found if k not in numbers[0])]:
-            lacking = i if key not in found else 1
-            raise TailorError(f"Row {lacking} of '{name}' has no '{key}', which other rows have.")
+            without = i if key not in found else 1
+            raise TailorError(f"Row {without} of '{name}' has no '{key}', which other rows have; write null for none.")
+    columns = {k: np.array([n[k] for n in numbers]) for k in numbers[0]}
     params, macs, blocks = _sizes(rows)
-    targets = {k: np.array([n[k] for n in numbers]) for k in numbers[0] if not _is_size(k)}
+    targets = {k: v for k, v in columns.items() if not _is_size(k)}
     if not targets:
         raise TailorError(f"'{name}' holds no accuracies: no numeric key besides architecture and sizes.")
-    told = {k: np.array([n[k] for n in numbers]) for k in numbers[0] if _is_size(k)}
-    notes = _disagreements(told, params)
+    notes = _size_notes({k: v for k, v in columns.items() if _is_size(k)}, params)
     return Table(name, form.name if form else "tailorvit", tuple(rows), params, macs, blocks, targets, notes)
 
 
@@ -156,14 +163,14 @@ def _recognise(name: str, first: Mapping[str, Any]) -> _Form | None:
         return None
     best, hits = None, 0
     for form in FORMS:
-        there = inner if form.nested else first
-        found = sum(k in there for k in form.keys) if isinstance(there, dict) else 0
+        source = inner if form.nested else first
+        found = sum(k in source for k in form.keys) if isinstance(source, dict) else 0
         if found > hits:
             best, hits = form, found
     if best is None:
         forms = "; ".join(f"{f.name}: {'arch.' if f.nested else ''}{', '.join(f.keys)}" for f in FORMS)
         raise TailorError(
-            f"Row 1 of '{name}' has no architecture under keys known here: 'arch' with a 'family', or {forms}."
+            f"Row 1 of '{name}' has no architecture under known keys: 'arch' with a 'family', or {forms}."
         )
     return best
 
@@ -189,13 +196,17 @@ def _row(name: str, i: int, entry: Mapping[str, Any], form: _Form | None, shared
     try:
         return Row(family(named).arch(genes), fixed)
     except (TailorError, TypeError) as error:
-        raise TailorError(f"{where} is no architecture: {error}") from None
+        raise TailorError(f"{where} is not a valid architecture: {error}") from None
 
 
 def _numbers(name: str, i: int, entry: Mapping[str, Any], genes: Sequence[str]) -> dict[str, float]:
+    """Sizes and accuracies of one row; NaN for null."""
     found = {}
     for key, value in entry.items():
         if key in ("arch", "fixed") or key in genes or key in LABELS:
+            continue
+        if value is None:
+            found[key] = float("nan")
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise TailorError(
@@ -209,40 +220,43 @@ def _is_size(key: str) -> bool:
     return any(word in key.lower() for word in _SIZES)
 
 
+def same_settings(rows: Sequence[Row]) -> list[list[int]]:
+    """Row numbers in groups of one family and one set of shared settings."""
+    groups: dict[str, list[int]] = {}
+    for i, (arch, fixed) in enumerate(rows):
+        groups.setdefault(json.dumps([arch.family, dict(fixed)], sort_keys=True, default=str), []).append(i)
+    return list(groups.values())
+
+
 def counters(rows: Sequence[Row]) -> list[Counter]:
     """A counter per row, shared by rows of one family and one set of settings."""
-    known: dict[str, Counter] = {}
-    found = []
-    for arch, fixed in rows:
-        key = json.dumps([arch.family, dict(fixed)], sort_keys=True, default=str)
-        if key not in known:
-            known[key] = Counter(arch.family, fixed)
-        found.append(known[key])
-    return found
+    found: dict[int, Counter] = {}
+    for group in same_settings(rows):
+        first = rows[group[0]]
+        counter = Counter(first.arch.family, first.fixed)
+        found |= dict.fromkeys(group, counter)
+    return [found[i] for i in range(len(rows))]
 
 
 def _sizes(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
-    every = [(c.both(r.arch), len(c.family.outline(c.frame, r.arch))) for r, c in zip(rows, counters(rows))]
-    return (
-        np.array([float(both[0]) for both, _ in every]),
-        np.array([float(both[1]) for both, _ in every]),
-        np.array([float(blocks) for _, blocks in every]),
-    )
+    sizes = [(*c.both(r.arch), len(c.family.outline(c.frame, r.arch))) for r, c in zip(rows, counters(rows))]
+    params, macs, blocks = np.ascontiguousarray(np.array(sizes, dtype=np.float64).T)
+    return params, macs, blocks
 
 
-def _disagreements(told: Mapping[str, Floats], params: Floats) -> tuple[str, ...]:
-    """Sizes of the file against our counts; only parameters, since MACs are counted in many ways."""
+def _size_notes(stated: Mapping[str, Floats], params: Floats) -> tuple[str, ...]:
+    """Compare the file's sizes with our counts; only parameters, since MACs are counted in many ways."""
     notes = []
-    for key, values in told.items():
+    for key, values in stated.items():
         unit = {"params": 1.0, "params_m": 1e6, "params_k": 1e3}.get(key.lower())
         if unit is None:
             continue
-        off = np.abs(values * unit / params - 1)
-        far = int((off > _FAR).sum())
-        if far:
-            i = int(off.argmax())
+        error = np.nan_to_num(np.abs(values * unit / params - 1))
+        wrong = int((error > _SIZE_TOLERANCE).sum())
+        if wrong:
+            i = int(error.argmax())
             notes.append(
-                f"'{key}' disagrees with our count in {far} of {len(params)} rows, most in row {i + 1}: "
-                f"{values[i] * unit:,.0f} there, {params[i]:,.0f} here."
+                f"'{key}' disagrees with our count in {wrong} of {len(params)} rows, most in row {i + 1}: "
+                f"{values[i] * unit:,.0f} in the file, {params[i]:,.0f} by our count."
             )
     return tuple(notes)

@@ -1,7 +1,7 @@
-"""TE-NAS: trainability (condition of the tangent kernel) and expressivity (linear regions), ranks added (ICLR 2021).
+"""TE-NAS: trainability (condition number of the tangent kernel) and expressivity (linear regions) (ICLR 2021).
 
 ``te`` adds the ranks of both over the candidates scored together. ``te_released`` is what TF-TAS's released code gives:
-minus the condition number alone, since its count of regions never fires on a transformer.
+minus the condition number alone, since its hooks for counting regions are never called in a transformer.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tailorvit.proxies.base import Proxy, Refused, Task
-from tailorvit.proxies.layers import Gelus, agreement, asking, noise, weights
+from tailorvit.proxies.layers import WatchGelu, gradients_for, noise, sign_agreement, weights
+from tailorvit.stats import ranks
 
 
 def tangent_kernel(model: nn.Module, layers: Mapping[str, nn.Module], images: Tensor) -> Tensor:
     """(B, B) products of the per-image gradients of the summed logits over these layers' weights, in float64.
 
-    One pass for the whole batch: an image's gradient is its layer inputs times its output gradients, made layer by
-    layer, so that memory is a batch of one layer and not of the network.
+    One pass for the whole batch: an image's gradient is its layer inputs times its output gradients. Gradients are
+    computed layer by layer, so that memory holds a batch of one layer and not of the network.
     """
     batch, seen = len(images), list[tuple[nn.Module, Tensor, Tensor]]()
 
@@ -62,9 +62,9 @@ def measure(task: Task) -> dict[str, float]:
     names = {w.name.removesuffix(".weight") for w in weights(task, model)}
     layers = {n: m for n, m in model.named_modules() if n in names}
     images = noise(task, model, "te")
-    agree, see = agreement(task.batch)
-    # Weights ask for gradients so that every layer's output has one; none of theirs is computed.
-    with asking(model, model.parameters()), torch.enable_grad(), Gelus(see):
+    agree, watch = sign_agreement(task.batch)
+    # All weights require gradients so that every layer's output has one; the weights' own are not computed.
+    with gradients_for(model, model.parameters()), torch.enable_grad(), WatchGelu(watch):
         kernel = tangent_kernel(model, layers, images)
     if not bool(kernel.isfinite().all()):
         return {"score": float("nan"), "kappa": float("nan"), "regions": float("nan")}
@@ -75,17 +75,10 @@ def measure(task: Task) -> dict[str, float]:
     return {"score": -kappa, "kappa": kappa, "regions": float((1 / same.sum(1)).sum())}
 
 
-def ranks(values: Sequence[float]) -> np.ndarray:
-    """1 for the smallest; equal values share the mean of their places."""
-    array = np.asarray(values, dtype=float)
-    below, same = (array[None] < array[:, None]).sum(1), (array[None] == array[:, None]).sum(1)
-    return np.asarray(below + (same + 1) / 2)
-
-
 def together(parts: Sequence[Mapping[str, float]]) -> list[float]:
-    """rank(-kappa) + rank(regions) over the set; more is better."""
-    found = ranks([-p["kappa"] for p in parts]) + ranks([p["regions"] for p in parts])
-    return [float(v) for v in found]
+    """rank(-kappa) + rank(regions) over the set."""
+    kappas, regions = ranks([-p["kappa"] for p in parts]), ranks([p["regions"] for p in parts])
+    return [a + b for a, b in zip(kappas, regions, strict=True)]
 
 
 TE = Proxy(
@@ -98,14 +91,16 @@ TE = Proxy(
     measure=measure,
     batch=16,
     together=together,
+    least_batch=2,
 )
 TE_RELEASED = Proxy(
     name="te_released",
-    summary="minus the condition number of the tangent kernel, as TF-TAS's released code reads te",
+    summary="minus the condition number of the tangent kernel, as TF-TAS's released code computes te",
     paper="TE-NAS (ICLR 2021), TF-TAS's code",
     higher=True,
     cost="backward",
     needs="noise",
     measure=measure,
     batch=16,
+    least_batch=2,
 )

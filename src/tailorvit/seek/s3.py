@@ -109,7 +109,9 @@ def all_distinct(_space: Space, dim: Dim) -> Sequence[Value]:
     return dim.choices
 
 
-def pinned(space: Space, dim: Dim, choices: Sequence[Value], n: int, rng: np.random.Generator) -> dict[Value, list[Arch]]:
+def pinned(
+    space: Space, dim: Dim, choices: Sequence[Value], n: int, rng: np.random.Generator
+) -> dict[Value, list[Arch]]:
     """``n`` different architectures per choice, all blocks of a block dimension at it; fewer where there are no more.
 
     One random architecture is set to every choice in turn, so that choices are compared on the same rest; a depth cuts
@@ -306,7 +308,9 @@ def decide(
 
     def stop(reason: str, sentence: str) -> tuple[Decision, Space]:
         still = {f.dim: 0 for f in found}
-        return Decision(t, "stop", still, reason, f"Step {t}: the space stays{sentence}.", tuple(found), warnings), space
+        return Decision(
+            t, "stop", still, reason, f"Step {t}: the space stays{sentence}.", tuple(found), warnings
+        ), space
 
     if all(f.line is None for f in found):
         return stop("no evidence", ", because no dimension has two choices to compare")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.errors import TailorError, unknown
+from tailorvit.registry import Registry
 from tailorvit.rng import derive
 from tailorvit.trunks.network import PlainTrunk, TrunkFrame
 from tailorvit.trunks.tower import Stats, Tower, Trunk
@@ -85,13 +86,13 @@ def read_tower(text: str) -> Tower:
     """The whole tower that a user's text stands for."""
     target, _, after = text.partition("#")
     name, colon, rest = target.partition(":")
-    source = next((s for s in SOURCES.values() if s.suffixes and Path(target).suffix in s.suffixes), None)
+    source = next((s for s in SOURCES.working() if s.suffixes and Path(target).suffix in s.suffixes), None)
     if source is not None:
         rest = target
     elif colon and name in SOURCES and not SOURCES[name].suffixes:
         source = SOURCES[name]
     else:
-        choices = ", ".join(s.usage or f"{s.name}:REST" for s in SOURCES.values())
+        choices = ", ".join(s.usage or f"{s.name}:REST" for s in SOURCES.working())
         raise TailorError(f"There is no trunk '{text}'; a trunk can be: {choices}.")
     options = dict(_parse_option(pair, text, source) for pair in after.split(",") if pair)
     tower = source.read(TrunkRequest(text, rest, options))
@@ -457,19 +458,23 @@ def from_hf(request: TrunkRequest, model: Any) -> Tower:
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
-SOURCES: dict[str, TrunkSource] = {
-    source.name: source
-    for source in (
-        TrunkSource(
-            "file",
-            "a weight file by the names of timm's ViT, open_clip's image tower or transformers' CLIP vision model",
-            _read_file,
-            "FILE.safetensors (or .pt, .pth, .bin)",
-            (".safetensors", ".pt", ".pth", ".bin"),
-        ),
-        TrunkSource("timm", "a plain VisionTransformer of timm, pretrained", _read_timm, "timm:NAME"),
-        TrunkSource("open_clip", "an image tower of open_clip", _read_open_clip, "open_clip:MODEL@PRETRAINED"),
-        TrunkSource("hf", "a CLIPVisionModel of transformers", _read_hf, "hf:NAME"),
-        TrunkSource("random", "a tower with seeded random weights", _read_random, "random:tiny, random:small"),
-    )
-}
+SOURCES: Registry[TrunkSource] = Registry(
+    "trunk source",
+    "tailorvit.trunks",
+    {
+        source.name: source
+        for source in (
+            TrunkSource(
+                "file",
+                "a weight file by the names of timm's ViT, open_clip's image tower or transformers' CLIP vision model",
+                _read_file,
+                "FILE.safetensors (or .pt, .pth, .bin)",
+                (".safetensors", ".pt", ".pth", ".bin"),
+            ),
+            TrunkSource("timm", "a plain VisionTransformer of timm, pretrained", _read_timm, "timm:NAME"),
+            TrunkSource("open_clip", "an image tower of open_clip", _read_open_clip, "open_clip:MODEL@PRETRAINED"),
+            TrunkSource("hf", "a CLIPVisionModel of transformers", _read_hf, "hf:NAME"),
+            TrunkSource("random", "a tower with seeded random weights", _read_random, "random:tiny, random:small"),
+        )
+    },
+)

@@ -168,6 +168,6 @@ FAMILY = Family(
     tiny={"depth": 2, "embed": 16, "token": 0.5, "mlp": 2},
     outline=outline,
     fractional=("token", "mlp"),
-    layer_words={"stem": "patch", "mlp_tokens": "msa", "mlp_channels": "mlp", "head": "head"},
+    layer_words={"stem": "patch", "mlp_tokens": "mixing", "mlp_channels": "mlp", "head": "head"},
     output_layer="fc2",
 )

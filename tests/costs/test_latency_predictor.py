@@ -1,4 +1,4 @@
-"""The latency predictor: right where latency is a sum over layers, honest about its error, the same every time."""
+"""The latency predictor: exact where latency is a sum over layers, its error stated, the same every time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import pytest
 
 from tailorvit.costs import Limits
 from tailorvit.costs.count import Counter
-from tailorvit.costs.predictor import HatSettings, PredictedMeter, features, fit, fitted
+from tailorvit.costs.latency_predictor import HatSettings, PredictedMeter, features, fit, fit_and_check
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, named_space
 from tailorvit.rng import generator
 from tailorvit.space import Space
 
 
-def members(space: Space, count: int) -> list:
+def archs_of(space: Space, count: int) -> list:
     rng = generator(0, "members")
     return list(dict.fromkeys(space.sample(rng) for _ in range(count)))
 
 
 SPACE = named_space("vit-8px")
 COUNTER = Counter("vit", dict(SPACE.fixed))
-ARCHS = members(SPACE, 120)
+ARCHS = archs_of(SPACE, 120)
 
 
 def clock(arch, noise: float = 0.0) -> float:
@@ -31,7 +31,7 @@ def clock(arch, noise: float = 0.0) -> float:
 
 
 def test_a_linear_device_is_learnt_exactly():
-    model, found = fitted(COUNTER, ARCHS, [clock(a) for a in ARCHS], 30)
+    model, found = fit_and_check(COUNTER, ARCHS, [clock(a) for a in ARCHS], 30)
     assert (found.samples, found.held_out) == (len(ARCHS) - 30, 30)
     assert found.mape < 0.1 and found.worst < 0.5 and found.rank == pytest.approx(1.0, abs=1e-3)
     assert found.constant_mape > 10
@@ -40,25 +40,25 @@ def test_a_linear_device_is_learnt_exactly():
 
 
 def test_noise_is_averaged_and_stated():
-    _, found = fitted(COUNTER, ARCHS, [clock(a, 0.1) for a in ARCHS], 30)
+    _, found = fit_and_check(COUNTER, ARCHS, [clock(a, 0.1) for a in ARCHS], 30)
     assert 4 < found.mape < 14, "a tenth of noise cannot be predicted, and is not hidden"
     true = [clock(a) for a in ARCHS]
     model = fit(COUNTER, ARCHS, [clock(a, 0.1) for a in ARCHS])
     assert np.mean([abs(model(a) - t) / t for a, t in zip(ARCHS, true)]) < 0.05
 
 
-def test_the_error_is_that_of_architectures_never_fitted():
+def test_the_error_is_that_of_architectures_never_fit_and_check():
     """Held-out figures that lie must show as an error, and must not touch the fit."""
     seconds = [clock(a) for a in ARCHS]
-    good, _ = fitted(COUNTER, ARCHS, seconds, 20)
-    lying, found = fitted(COUNTER, ARCHS, [*seconds[:-20], *(2 * s for s in seconds[-20:])], 20)
+    good, _ = fit_and_check(COUNTER, ARCHS, seconds, 20)
+    lying, found = fit_and_check(COUNTER, ARCHS, [*seconds[:-20], *(2 * s for s in seconds[-20:])], 20)
     assert found.mape == pytest.approx(50, abs=0.5)
     assert np.array_equal(good.weights, lying.weights)
 
 
 def test_the_same_measurements_give_the_same_predictor():
     seconds = [clock(a, 0.1) for a in ARCHS]
-    one, two = (fitted(Counter("vit", dict(SPACE.fixed)), ARCHS, seconds, 30) for _ in range(2))
+    one, two = (fit_and_check(Counter("vit", dict(SPACE.fixed)), ARCHS, seconds, 30) for _ in range(2))
     assert one[1] == two[1] and all(one[0](a) == two[0](a) for a in ARCHS)
 
 
@@ -76,7 +76,7 @@ def test_predictions_stay_above_zero():
 
 
 def test_alike_latencies_have_no_ranks():
-    _, found = fitted(COUNTER, ARCHS, [1e-3] * len(ARCHS), 30)
+    _, found = fit_and_check(COUNTER, ARCHS, [1e-3] * len(ARCHS), 30)
     assert found.rank is None and found.mape < 1e-6
 
 
@@ -84,16 +84,16 @@ def test_alike_latencies_have_no_ranks():
 def test_features_have_one_shape_in_every_family(name):
     space = named_space(name)
     counter = Counter(space.family, dict(space.fixed))
-    rows = np.stack([features(counter, a) for a in members(space, 20)])
+    rows = np.stack([features(counter, a) for a in archs_of(space, 20)])
     assert np.isfinite(rows).all() and rows.shape[1] == 3 + len(space.largest())
 
 
 def test_short_lists():
     seconds = [clock(a) for a in ARCHS[:5]]
-    _, found = fitted(COUNTER, ARCHS[:5], seconds, 30)
+    _, found = fit_and_check(COUNTER, ARCHS[:5], seconds, 30)
     assert (found.samples, found.held_out) == (3, 2)
     with pytest.raises(TailorError, match="at least 4 different architectures, not 3"):
-        fitted(COUNTER, ARCHS[:3], seconds[:3], 2)
+        fit_and_check(COUNTER, ARCHS[:3], seconds[:3], 2)
 
 
 def test_a_meter_that_predicts_measures_nothing(monkeypatch):
@@ -116,9 +116,7 @@ def test_a_meter_that_predicts_measures_nothing(monkeypatch):
         tight.require_feasible(SPACE)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("samples", 1), ("held_out", 1), ("rounds", 0), ("quantile", 1.5), ("quantile", -0.1)]
-)
+@pytest.mark.parametrize(("key", "value"), [("samples", 1), ("held_out", 1), ("rounds", 0)])
 def test_settings_are_checked(key, value):
     with pytest.raises(TailorError, match=rf"hat\.{key} must lie between .*, not {value}\.$"):
         HatSettings(**{key: value})
