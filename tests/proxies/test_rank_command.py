@@ -14,7 +14,7 @@ from tailorvit import cli
 from tailorvit.errors import TailorError
 from tailorvit.proxies.ranking import parse_names, rank, rank_file, share
 from tailorvit.proxies.tables import table_of
-from tailorvit.report.draw_ranking import ranking_figure, write_ranking
+from tailorvit.report.ranking import ranking_figure, write_ranking
 
 
 def oracle(noise=0.0, holes=0):
