@@ -15,7 +15,7 @@ SPACE = {"space-path", "space-size", "slopes-0", "moves-0", "edf"}
 STAGED = {"space-stages", "space-size", "fits-0", "moves-0", "edf"}
 SEARCH = {"search-trials", "search-generations", "candidates"}
 NETWORK = {"network-blocks", "network-parts"}
-ATTENTION = {"attention-maps", "attention-distance-5", "attention-distance-10", "head-similarity", "head-redundancy"}
+ATTENTION = {"attention-maps", "attention-distance", "head-similarity"}
 TEST = {"confusion", "class-accuracy", "mistakes"}
 RUNS = {
     "s4": ({}, ALWAYS | SPACE | SEARCH | NETWORK | ATTENTION | TEST),

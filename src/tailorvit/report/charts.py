@@ -352,7 +352,8 @@ def bars(rows: Sequence[tuple[str, float, float | None]], title: str, form: str 
     middle, scale = (left + right) / 2, (right - left) / 2 / reach
     height = step * len(rows) + 8
     parts = [f'<path class="axis" d="M{middle} 0V{height}"/>']
-    for i, (name, value, error) in enumerate(rows):
+    for i, (name, exact, error) in enumerate(rows):
+        value = exact if abs(exact) > 1e-9 * reach else 0.0  # rounding errors are not worth a number
         y, end = 4 + step * i, middle + value * scale
         words = f"{name}: {value:{form}}" + ("" if error is None else f", standard error {error:.3g}")
         parts.append(text(left - 6, y + 15, name, "end"))
@@ -366,13 +367,22 @@ def bars(rows: Sequence[tuple[str, float, float | None]], title: str, form: str 
     return svg(parts, title, WIDTH, height)
 
 
-def estimates(rows: Sequence[tuple[str, float, float, float, str]], title: str, x_label: str) -> str:
-    """A dot with its interval per row: (name, value, low, high, colour)."""
-    if not rows:
+class Mark(NamedTuple):
+    """A dot in a row, with its hint and, where known, its interval."""
+
+    value: float
+    style: str
+    words: str
+    interval: tuple[float, float] | None = None
+
+
+def dot_rows(rows: Sequence[tuple[str, Sequence[Mark]]], title: str, x_label: str, step: int = 30) -> str:
+    """A row of dots per name over one scale."""
+    marks = [mark for _, row in rows for mark in row]
+    if not marks:
         return ""
-    left, step = 96, 30
-    bottom = step * len(rows) + 6
-    low, high = span([v for _, value, a, b, _ in rows for v in (value, a, b)], x_label)
+    left, bottom = 96, step * len(rows) + 6
+    low, high = span([v for m in marks for v in (m.value, *(m.interval or ()))], x_label)
 
     def at(v: float) -> float:
         return left + (v - low) / (high - low) * (WIDTH - 14 - left)
@@ -380,14 +390,13 @@ def estimates(rows: Sequence[tuple[str, float, float, float, str]], title: str, 
     parts = []
     for v in ticks(low, high):
         parts.append(f'<path class="grid" d="M{at(v):.1f} 0V{bottom}"/>{text(at(v), bottom + 14, short(v), "middle")}')
-    for i, (name, value, a, b, style) in enumerate(rows):
-        y = step * i + 18
-        words = f"{name}: {value:.2f}, between {a:.2f} and {b:.2f}"
+    for i, (name, row) in enumerate(rows):
+        y = step * (i + 0.5) + 3
         parts.append(text(left - 8, y + 4, name, "end", "strong"))
-        parts.append(
-            f"{whisker(at(a), at(b), y, 5)}"
-            f'<circle class="dot solid {style}" cx="{at(value):.1f}" cy="{y}" r="5"{tip(words)} tabindex="0"/>'
-        )
+        for mark in row:
+            parts.append(whisker(at(mark.interval[0]), at(mark.interval[1]), y, 5) if mark.interval else "")
+            hint = f'{tip(mark.words)} tabindex="0"'
+            parts.append(f'<circle class="dot solid {mark.style}" cx="{at(mark.value):.1f}" cy="{y:g}" r="5"{hint}/>')
     parts.append(text((left + WIDTH) / 2, bottom + 30, x_label, "middle"))
     return svg(parts, title, WIDTH, bottom + 36)
 

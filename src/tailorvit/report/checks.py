@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tailorvit.report.charts import Figure
-from tailorvit.report.markup import Html, clean, counted, grid, metric_name, size, soft
+from tailorvit.report.markup import cell, clean, counted, metric_name, size, soft
 from tailorvit.report.reading import Facts
 from tailorvit.report.result import difference_interval, interval
 
@@ -29,20 +29,16 @@ def figures(facts: Facts) -> list[Figure]:
 
 
 def section(facts: Facts) -> str:
-    """The checks as a table."""
+    """The checks, a paragraph each."""
     found = checks(facts)
     if not found:
         return soft("There is nothing to check yet.")
-    rows = [
-        (
-            Html('<span class="badge c2">fine</span>' if c.fine else '<span class="badge c1">look</span>'),
-            c.question,
-            c.answer,
-            c.advice,
-        )
+    marks = {True: '<span class="badge c2">fine</span>', False: '<span class="badge c1">look</span>'}
+    return "".join(
+        f"<p>{marks[c.fine]} <b>{cell(c.question)}</b> {cell(c.answer)}"
+        f' <span class="soft">{cell(c.advice)}</span></p>\n'
         for c in found
-    ]
-    return grid(("", "check", "answer", "what you can do"), rows)
+    )
 
 
 def checks(facts: Facts) -> list[Check]:

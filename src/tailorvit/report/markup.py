@@ -101,13 +101,13 @@ def data_block(key: str, data: Any) -> str:
 def grid(
     head: Sequence[str], body: Sequence[Sequence[Any]], numbers: int = 0, keys: Sequence[Sequence[Any]] | None = None
 ) -> str:
-    """A table; the last ``numbers`` columns are aligned right. The script sorts the cells by ``keys``."""
-    first = len(head) - numbers
+    """A table; its last ``numbers`` columns (negative: its first) are aligned right. The script sorts by ``keys``."""
+    right = range(len(head))[-numbers:] if numbers > 0 else range(-numbers)
 
     def row(values: Sequence[Any], tag: str, by: Sequence[Any] | None = None) -> str:
         parts = []
         for i, value in enumerate(values):
-            kind = ' class="n"' if i >= first else ""
+            kind = ' class="n"' if i in right else ""
             order = f' data-v="{cell(by[i], NAME)}"' if by is not None and by[i] is not None else ""
             parts.append(f"<{tag}{kind}{order}>{cell(value)}</{tag}>")
         return "".join(parts)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tailorvit.report import charts
 from tailorvit.report.charts import WIDTH, Figure, bar, figures_of, heat_png, image, short, svg, text, tip, trim
 from tailorvit.report.markup import arch_in_words, counted, data_block, fold, grid, pair, paragraph, size, soft, tidy
-from tailorvit.report.reading import Analysis, Attention, Block, BoxPlot, Facts, Layer, Part, Seen, blocks
+from tailorvit.report.reading import Analysis, Attention, Block, Facts, Layer, Part, Seen, blocks
 
 _EMBEDDED = 800_000  # bytes of attention maps on the page; the analysis keeps about 400,000
 _CELLS = 60_000  # rows of the CSV of maps
@@ -40,8 +40,7 @@ def figures(facts: Facts) -> list[Figure]:
     rows, parts, seen = blocks(facts.result), facts.result.parts, facts.analysis.attention
     found = [_blocks(rows, parts), _parts(parts)]
     if seen is not None:
-        found += [_maps(facts.analysis, seen), _distance(seen.layers, 5), _distance(seen.layers, 10)]
-        found += [_similarity(seen.layers), _redundancy(seen.layers)]
+        found += [_maps(facts.analysis, seen), _distance(seen.layers), _similarity(seen.layers)]
     return figures_of(*found)
 
 
@@ -70,8 +69,7 @@ def _attention(facts: Facts, drawn: dict[str, str]) -> str:
     if seen is None or not seen.layers:
         return soft("The attention of this network was not recorded.") + notes
     words = drawn["attention-maps"] + _script_data(facts.analysis, seen) if "attention-maps" in drawn else ""
-    for keys in (("attention-distance-5", "attention-distance-10"), ("head-similarity", "head-redundancy")):
-        words += pair(*(drawn[key] for key in keys if key in drawn))
+    words += pair(drawn.get("attention-distance", ""), drawn.get("head-similarity", ""))
     if all(layer.heads == 1 for layer in seen.layers):
         words += soft("Every layer has one head, so there are no heads to compare.")
     return words + notes
@@ -377,47 +375,18 @@ def _script_data(analysis: Analysis, seen: Attention) -> str:
     return data_block("attention-data", data)
 
 
-def _distance(layers: Sequence[Layer], k: int) -> Figure | None:
-    found = [(layer.name, box) for layer in layers if (box := layer.distance.get(k)) is not None]
+def _distance(layers: Sequence[Layer]) -> Figure | None:
+    """A box per layer with whiskers, the median as a line and the mean as a triangle."""
+    found = [(float(i), layer.name, box) for i, layer in enumerate(layers, 1) if (box := layer.distance.get(_TOP_KEYS))]
     if not found:
         return None
-    title = f"Attention distance, {k} strongest keys"
-    return Figure(
-        key=f"attention-distance-{k}",
-        title=title,
-        caption="Distance from a query patch to its strongest keys, over all queries, heads and some test images, in"
-        " patches of that layer. Box: quartiles; line: median; triangle: mean.",
-        columns=("layer", "k", "low", "q1", "median", "q3", "high", "mean"),
-        rows=[(name, k, b.low, b.q1, b.median, b.q3, b.high, b.mean) for name, b in found],
-        svg=_boxes_drawing([(layer.name, layer.distance.get(k)) for layer in layers], k, title),
-        legend=(("c0", "quartiles"), ("c1", "median"), ("c2", "mean")),
-    )
-
-
-def _boxes_drawing(boxes: Sequence[tuple[str, BoxPlot | None]], k: int, title: str) -> str:
-    """A box per layer with whiskers, the median as a line and the mean as a triangle."""
-    left, right, top, bottom = 40, WIDTH - 6, 20, 190
-    known = [b for _, b in boxes if b is not None]
-    low = min(0.0, *(b.low for b in known))
-    high = max(*(b.high for b in known), *(b.mean or 0 for b in known), low + 1e-9)
-    parts = [text(4, 12, f"mean distance to the {k} strongest keys, patches")]
-
-    def y(value: float) -> float:
-        return bottom - (value - low) / (high - low) * (bottom - top)
-
-    for v in charts.ticks(low, high):
-        parts.append(f'<path class="grid" d="M{left} {y(v):.1f}H{right}"/>')
-        parts.append(text(left - 5, y(v) + 4, f"{v:.4g}", "end"))
-    parts.append(f'<path class="axis" d="M{left} {top}V{bottom}H{right}"/>')
-    gap = (right - left) / len(boxes)
-    half = min(gap * 0.35, 14)
-    skip = -(-len(boxes) // 16)
-    for i, (name, box) in enumerate(boxes):
-        x = left + gap * (i + 0.5)
-        if i % skip == 0:
-            parts.append(text(x, bottom + 14, str(i + 1), "middle"))
-        if box is None:
-            continue
+    heights = [0.0, *(v for *_, b in found for v in (b.low, b.high, b.mean or 0.0))]
+    ends, skip = [0.5, len(layers) + 0.5], -(-len(layers) // 16)
+    names = {float(i): str(i) for i in range(1, len(layers) + 1, skip)}
+    axes = charts.Axes(ends, heights, "layer", "patches", charts.Box(height=226), names)
+    half = min((axes.x(2) - axes.x(1)) * 0.35, 14)
+    for i, name, box in found:
+        x, y = axes.x(i), axes.y
         words = f"{name}: median {box.median:.3g}, quartiles {box.q1:.3g} to {box.q3:.3g}"
         words += f", whiskers {box.low:.3g} to {box.high:.3g}" + (f", mean {box.mean:.3g}" if box.mean else "")
         stems = f"M{x:.1f} {y(box.low):.1f}V{y(box.q1):.1f}M{x:.1f} {y(box.q3):.1f}V{y(box.high):.1f}"
@@ -432,26 +401,36 @@ def _boxes_drawing(boxes: Sequence[tuple[str, BoxPlot | None]], k: int, title: s
             side = min(half, 5)
             peak = f"M{x:.1f} {y(box.mean) - side:.1f}l{side:.1f} {1.8 * side:.1f}h{-2 * side:.1f}z"
             drawn += f'<path class="bar c2" d="{peak}"/>'
-        parts.append(f"<g{tip(words)}>{drawn}</g>")
-    parts.append(text((left + right) / 2, bottom + 30, "layer", "middle"))
-    return svg(parts, title, WIDTH, bottom + 36)
+        axes.parts.append(f"<g{tip(words)}>{drawn}</g>")
+    title = "Attention distance by layer"
+    return Figure(
+        key="attention-distance",
+        title=title,
+        caption=f"Mean distance from a query patch to its {_TOP_KEYS} strongest keys, over all queries, heads and some"
+        " test images, in patches of that layer. Box: quartiles; line: median; triangle: mean.",
+        columns=("layer", "low", "q1", "median", "q3", "high", "mean"),
+        rows=[(name, b.low, b.q1, b.median, b.q3, b.high, b.mean) for _, name, b in found],
+        svg=axes.svg(title),
+        legend=(("c0", "quartiles"), ("c1", "median"), ("c2", "mean")),
+    )
 
 
 def _similarity(layers: Sequence[Layer]) -> Figure | None:
     """A matrix per layer: the lighter, the more similar two heads are."""
-    known = [(layer, layer.similarity) for layer in layers if layer.similarity is not None and layer.heads > 1]
+    numbered = [(n, layer, layer.similarity) for n, layer in enumerate(layers, 1)]
+    known = [(n, layer, matrix) for n, layer, matrix in numbered if matrix is not None and layer.heads > 1]
     if not known:
         return None
     parts, per_line, side, rows = list[str](), 6, 62, []
-    for i, (layer, matrix) in enumerate(known):
+    for i, (n, layer, matrix) in enumerate(known):
         x, y = 4 + (i % per_line) * 73, 4 + (i // per_line) * 88
         rest = np.where(np.eye(layer.heads, dtype=bool), -np.inf, matrix)
         a, b = divmod(int(rest.argmax()), layer.heads)
-        mean = f", mean {layer.redundancy:.2f}" if layer.redundancy is not None else ""
-        words = f"{layer.name}, {layer.heads} heads{mean}; most similar {a + 1} and {b + 1}: {matrix[a, b]:.2f}"
+        mean = "" if layer.redundancy is None else f": {layer.redundancy:.2f}"
+        words = f"{layer.name}, {layer.heads} heads; most similar {a + 1} and {b + 1}: {matrix[a, b]:.2f}"
         heat = (np.clip(matrix, 0, 1) * 255).round().astype(np.uint8)
         parts.append(f"<g{tip(words)}>{image(heat_png(heat), x, y, side, side)}")
-        parts.append(f"{text(x, y + side + 12, trim(layer.name, 12))}</g>")
+        parts.append(f"{text(x, y + side + 12, f'{n}{mean}')}</g>")
         rows += [(layer.name, a + 1, b + 1, float(matrix[a, b])) for a, b in np.ndindex(matrix.shape)]
     y = 4 + ((len(known) - 1) // per_line + 1) * 88
     parts += [charts.heat_scale(30, y), text(24, y + 8, "0", "end"), text(156, y + 8, "1 (the same map)")]
@@ -459,23 +438,9 @@ def _similarity(layers: Sequence[Layer]) -> Figure | None:
     return Figure(
         key="head-similarity",
         title=title,
-        caption="Cosine of the attention maps of two heads, mean over some test images.",
+        caption="Cosine of the attention maps of two heads, mean over some test images. Below a matrix: the layer and the"
+        " mean over different heads; close to 1, heads repeat each other.",
         columns=("layer", "head", "other_head", "cosine"),
         rows=rows,
         svg=svg(parts, title, WIDTH, y + 14),
-    )
-
-
-def _redundancy(layers: Sequence[Layer]) -> Figure | None:
-    known = [(float(i), layer.name, r) for i, layer in enumerate(layers, 1) if (r := layer.redundancy) is not None]
-    names = {i: f"{i:g}" for i, *_ in known} if len(known) <= 16 else None
-    title = "Redundancy of heads by layer"
-    series = {"redundancy": [(i, r) for i, _, r in known]}
-    return Figure(
-        key="head-redundancy",
-        title=title,
-        caption="Mean cosine of two different heads: close to 1, heads repeat each other.",
-        columns=("layer", "name", "redundancy"),
-        rows=[(int(i), name, r) for i, name, r in known],
-        svg=charts.lines(series, title, "layer", "mean cosine of two heads", x_names=names),
     )

@@ -27,7 +27,7 @@ class Section(NamedTuple):
 
 SECTIONS = (
     Section("result", "Result", "Goal and result", result.section, result.figures),
-    Section("space", "Space", "The search space, step by step", space.section, space.figures),
+    Section("space", "Space", "The search space", space.section, space.figures),
     Section("search", "Search", "The search", search.section, search.figures),
     Section("network", "Network", "The network, block by block", network.section, network.figures),
     Section("training", "Training", "Training and test", training.section, training.figures),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tailorvit.errors import TailorError
 from tailorvit.proxies.ranking import Ranking
-from tailorvit.report.charts import Figure, estimates
+from tailorvit.report.charts import Figure, Mark, dot_rows
 from tailorvit.report.files import svg_file, write_page
 
 
@@ -23,7 +23,9 @@ def ranking_figure(ranking: Ranking, target: str | None = None) -> Figure:
         if band.value is not None:
             low = band.value if band.low is None else band.low
             high = band.value if band.high is None else band.high
-            drawn.append((entry.score[:14], band.value, low, high, colours.get(entry.verdict, "c1")))
+            words = f"{entry.score}: {band.value:.2f}, between {low:.2f} and {high:.2f}"
+            mark = Mark(band.value, colours.get(entry.verdict, "c1"), words, (low, high))
+            drawn.append((entry.score[:14], [mark]))
     pairs = ranking.of(key)[0].agreement.pairs
     caption = (
         f"Kendall's tau-b against {key} among {pairs:,} pairs of {ranking.rows:,} architectures whose parameters "
@@ -31,7 +33,7 @@ def ranking_figure(ranking: Ranking, target: str | None = None) -> Figure:
     )
     label = f"tau-b among pairs of similar size (within {100 * ranking.band:g} percent)"
     legend = (("c0", "#params"), ("c2", "better than #params"), ("c1", "no clear difference"), ("c3", "worse"))
-    drawing = estimates(drawn, f"Ranking of {ranking.table}", label)
+    drawing = dot_rows(drawn, f"Ranking of {ranking.table}", label)
     return Figure("ranking", f"{ranking.table}: {key}", caption, columns, rows, drawing, legend)
 
 

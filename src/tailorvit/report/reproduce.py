@@ -60,5 +60,5 @@ def _flat(value: Any, depth: int = 0) -> Any:
     if depth > 3:
         return "…"
     if isinstance(value, Mapping):
-        return ", ".join(f"{k}: {_flat(v, depth + 1)}" for k, v in value.items())
+        return ", ".join(f"{k}: {_flat(v, depth + 1)}" for k, v in value.items() if v is not None)
     return ", ".join(map(str, value)) if isinstance(value, list) else value

@@ -171,8 +171,11 @@ def _compared(facts: Facts) -> str:
     if not images:
         return words
     low, high = difference_interval(found, baseline.test_accuracy, images)
-    verdict = "It includes 0: this run does not show which is better." if low <= 0 <= high else "It does not include 0."
-    return f"{words} The 95 % interval of the difference is {low:+.1f} to {high:+.1f} points. {verdict}"
+    better = "the network found is better" if gap > 0 else "the baseline is better"
+    verdict = (
+        "It includes 0: this run does not show which is better" if low <= 0 <= high else f"On these images {better}"
+    )
+    return f"{words} The 95 % interval of the difference is {low:+.1f} to {high:+.1f} points. {verdict}."
 
 
 def _method(facts: Facts) -> str:
@@ -249,7 +252,11 @@ def _accuracy(facts: Facts) -> Figure | None:
     rows = [(name, v, *interval(v, images), images) for name, v in known.items() if v is not None]
     styles = {"found": "c0", "baseline": "c4"}
     title = "Accuracy on the test images"
-    svg = charts.estimates([(a, v, low, high, styles[a]) for a, v, low, high, _ in rows], title, "accuracy, %")
+    dots = [
+        (name, [charts.Mark(v, styles[name], f"{name}: {v:.2f} %, between {low:.2f} and {high:.2f} %", (low, high))])
+        for name, v, low, high, _ in rows
+    ]
+    svg = charts.dot_rows(dots, title, "accuracy, %")
     caption = f"Dots: accuracy on {images:,} test images. Whiskers: its 95 % interval (Wilson)."
     return Figure("result-accuracy", title, caption, ("network", "accuracy", "low", "high", "images"), rows, svg)
 

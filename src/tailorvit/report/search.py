@@ -253,28 +253,17 @@ def _candidates(facts: Facts) -> Figure | None:
     after = {"finetune": "fine-tuned", "retrain": "trained from scratch"}.get(how, "finished")
     kinds = ("inherited weights", after, f"{after}, test images")
     values = [(c.search_accuracy, c.final_search_accuracy, c.test_accuracy) for c in found]
-    every = [v for row in values for v in row if v is not None]
-    if len(found) < 2 or not every:
+    if len(found) < 2:
         return None
-    shown = values[:_CANDIDATES]
-    low, high = charts.span(every, "%")
-    parts, step = list[str](), 16
-    bottom = 4 + step * len(shown)
-
-    def at(v: float) -> float:
-        return 34 + (v - low) / (high - low) * (charts.WIDTH - 52)
-
-    for v in charts.ticks(low, high):
-        parts.append(f'<path class="grid" d="M{at(v):.1f} 0V{bottom}"/>')
-        parts.append(charts.text(at(v), bottom + 14, charts.short(v), "middle"))
-    for i, (candidate, row) in enumerate(zip(found, shown)):
-        y, name = 4 + step * (i + 0.5), f"{i + 1}{'*' if candidate.chosen else ''}"
-        parts.append(charts.text(28, y + 4, name, "end", "strong" if candidate.chosen else ""))
-        for k, value in enumerate(row):
-            if value is not None:
-                hint = charts.tip(f"{name}, {kinds[k]}: {value:.2f} %; {clean(arch_in_words(candidate.arch), 400)}")
-                parts.append(f'<circle class="dot solid c{k}" cx="{at(value):.1f}" cy="{y:g}" r="4"{hint}/>')
-    parts.append(charts.text(charts.WIDTH / 2, bottom + 30, "accuracy, %", "middle"))
+    rows = []
+    for i, (candidate, row) in enumerate(zip(found[:_CANDIDATES], values), 1):
+        words = clean(arch_in_words(candidate.arch), 400)
+        marks = [
+            charts.Mark(value, f"c{k}", f"{kind}: {value:.2f} %; {words}")
+            for k, (kind, value) in enumerate(zip(kinds, row, strict=True))
+            if value is not None
+        ]
+        rows.append((f"{i}{'*' if candidate.chosen else ''}", marks))
     title = "The candidates before and after their training"
     more = f" {_CANDIDATES} of {len(found)} are drawn." if len(found) > _CANDIDATES else ""
     return Figure(
@@ -287,7 +276,7 @@ def _candidates(facts: Facts) -> Figure | None:
             (i, arch_in_words(c.arch), c.params, *row, c.chosen)
             for i, (c, row) in enumerate(zip(found, values, strict=True), 1)
         ],
-        charts.svg(parts, title, charts.WIDTH, bottom + 36),
+        charts.dot_rows(rows, title, "accuracy, %", 16),
         tuple((f"c{k}", kind) for k, kind in enumerate(kinds) if any(row[k] is not None for row in values)),
     )
 
@@ -295,11 +284,11 @@ def _candidates(facts: Facts) -> Figure | None:
 def _best_table(ranked: Sequence[Trial], known: Sequence[str]) -> str:
     label = merit_label(ranked)
     scored = label.startswith("score")
-    head = ("architecture", "source", "generation", label if scored else "accuracy", *(metric_name(c) for c in known))
+    head = (label if scored else "accuracy", *(metric_name(c) for c in known), "generation", "source", "architecture")
     body, keys = [], []
     for t in ranked:
         shown = f"{t.merit:.4g}" if scored and t.merit is not None else percent(t.merit)
         words = clean(arch_in_words(t.arch), 400)
-        body.append((words, clean(t.source), t.generation, shown, *(size(t.cost(c), c) for c in known)))
-        keys.append((words[:60], clean(t.source, 30), t.generation, t.merit, *(t.cost(c) for c in known)))
-    return grid(head, body, len(head) - 2, keys)
+        body.append((shown, *(size(t.cost(c), c) for c in known), t.generation, clean(t.source), words))
+        keys.append((t.merit, *(t.cost(c) for c in known), t.generation, clean(t.source, 30), words[:60]))
+    return grid(head, body, -(len(head) - 2), keys)

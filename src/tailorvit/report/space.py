@@ -142,7 +142,7 @@ def _path(facts: Facts) -> Figure | None:
     """Every dimension without a stage; those with stages have a drawing of their own."""
     keys = list(dict.fromkeys(k for s in facts.spaces for k in s.dims if "." not in k))
     panels = {clean(k, 30): [(s.label, s.dims.get(k, ())) for s in facts.spaces] for k in keys[:_PANELS]}
-    title = "The search space, step by step"
+    title = "The choices of every dimension"
     rows = [
         (s.step, s.repair, k, min(s.dims[k]), max(s.dims[k]), " ".join(f"{c:g}" for c in s.dims[k]))
         for s in facts.spaces
@@ -189,7 +189,7 @@ def _stages(facts: Facts) -> Figure | None:
             parts += _stage_cell(facts.spaces, f"{name}.{stage}", left + wide * c, wide, at)
     for i in range(len(columns) + 1):
         parts.append(f'<path class="grid" d="M{left + wide * i:.1f} {top}V{top + high * len(names):.1f}"/>')
-    title = "The search space, stage by stage"
+    title = "The choices of every stage"
     rows = [
         (s.step, s.repair, *_split(k), " ".join(f"{c:g}" for c in s.dims[k]), sum(s.dims[k]) / len(s.dims[k]))
         for s in facts.spaces
