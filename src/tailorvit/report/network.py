@@ -438,8 +438,8 @@ def _similarity(layers: Sequence[Layer]) -> Figure | None:
     return Figure(
         key="head-similarity",
         title=title,
-        caption="Cosine of the attention maps of two heads, mean over some test images. Below a matrix: the layer and the"
-        " mean over different heads; close to 1, heads repeat each other.",
+        caption="Cosine of the attention maps of two heads, mean over some test images. Below a matrix: the layer and"
+        " the mean over different heads; close to 1, heads repeat each other.",
         columns=("layer", "head", "other_head", "cosine"),
         rows=rows,
         svg=svg(parts, title, WIDTH, y + 14),
