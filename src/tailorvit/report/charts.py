@@ -410,7 +410,7 @@ def levels(rows: Sequence[tuple[str, float, str, str]], limits: Sequence[tuple[f
     height = top + step * len(rows) + 4
 
     def at(v: float) -> float:
-        return left + v / reach * (WIDTH - left - 76)
+        return left + v / reach * (WIDTH - left - 92)
 
     parts = []
     for i, (name, value, words, style) in enumerate(rows):

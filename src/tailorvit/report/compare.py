@@ -23,12 +23,14 @@ from tailorvit.report.markup import (
     grid,
     limits_in_words,
     metric_name,
+    percent,
     points,
     size,
     soft,
 )
 from tailorvit.report.page import shell
 from tailorvit.report.reading import Facts, Limit, collect, table, whole, whole_text
+from tailorvit.report.result import TIMES
 from tailorvit.report.space import error_curve
 from tailorvit.runs.atomic import dumps
 
@@ -46,6 +48,7 @@ ENOUGH = 3  # runs on each side before a difference gets a verdict
 _PAIRS = 6  # up to so many groups are compared with each other; more, with the first only
 _KEYS = 200  # differing recipe keys on the page; the JSON holds all
 _NAME = 40  # characters of a name in a legend
+Seeded = Sequence[tuple[int | None, float]]  # (seed, value)
 
 
 # -- mean, spread and differences -------------------------------------------------------------------------------------
@@ -129,7 +132,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Gap:
     return Gap("welch", sizes, mean, mean - reach, mean + reach)
 
 
-def gap(first: Sequence[tuple[int | None, float]], second: Sequence[tuple[int | None, float]]) -> Gap | None:
+def gap(first: Seeded, second: Seeded) -> Gap | None:
     """Second less first, from (seed, value): paired where two or more seeds are the same, else unpaired."""
     if not first or not second:
         return None
@@ -140,7 +143,7 @@ def gap(first: Sequence[tuple[int | None, float]], second: Sequence[tuple[int | 
     return welch([v for _, v in first], [v for _, v in second])
 
 
-def _by_seed(values: Sequence[tuple[int | None, float]]) -> Mapping[int, float]:
+def _by_seed(values: Seeded) -> Mapping[int, float]:
     """One value per seed: the mean where a seed was run more than once."""
     every: dict[int, list[float]] = {}
     for seed, value in values:
@@ -180,11 +183,11 @@ class RunRow:
             str(self.group),
             None if self.seed is None else str(self.seed),
             self.status,
-            points(self.test_accuracy, ".2f") and f"{self.test_accuracy:.2f} %",
+            percent(self.test_accuracy),
             size(self.params),
             size(self.macs, "macs"),
             None if self.search_seconds is None else duration(self.search_seconds),
-            points(self.baseline_accuracy, ".2f") and f"{self.baseline_accuracy:.2f} %",
+            percent(self.baseline_accuracy),
             points(self.gain),
         )
 
@@ -202,16 +205,17 @@ class Group:
     against_baseline: Gap | None
 
     def cells(self) -> tuple[str | None, ...]:
-        """The row of the table: mean, deviation and range; one run stands alone."""
+        """The row of the table: mean and deviation; the accuracy with its range, or with the remark (one run)."""
 
         def shown(key: str, words: Callable[[float], str]) -> str | None:
             s = self.stats.get(key)
             if s is None:
                 return None
-            if s.sd is None:
-                return f"{words(s.mean)} (one run)"
-            spread = f" ± {words(s.sd).lstrip('+')} ({words(s.low)} to {words(s.high)})"
-            return words(s.mean) + (spread if s.low != s.high else "")
+            spread = "" if s.sd is None or s.low == s.high else f" ± {words(s.sd).lstrip('+')}"
+            if key != "test_accuracy":
+                return words(s.mean) + spread
+            span = f" ({words(s.low)} to {words(s.high)})" if spread else ""
+            return f"{words(s.mean)} (one run)" if s.sd is None else words(s.mean) + spread + span
 
         return (
             str(self.number),
@@ -413,7 +417,7 @@ def _titles(rows: Sequence[RunRow], flat: Sequence[Mapping[str, str]]) -> dict[i
         # The final training follows the recipe's own unless it says otherwise; once is enough.
         shown = [k for k in keys if k not in (f"final.{other}" for other in keys) or mine.get(k) != mine.get(k[6:])]
         titles[number] = heads[number] + [f"{k} = {mine.get(k, 'not set')}" for k in shown[:3]]
-        titles[number] += [f"and {len(shown) - 3} more keys"] if len(shown) > 3 else []
+        titles[number] += [f"and {counted(len(shown) - 3, 'more key')}"] if len(shown) > 3 else []
     return titles
 
 
@@ -433,7 +437,7 @@ def _groups(rows: Sequence[RunRow], titles: Mapping[int, Sequence[str]]) -> tupl
 
 
 def _gaps(rows: Sequence[RunRow], groups: Sequence[Group]) -> tuple[tuple[int, int, Gap], ...]:
-    def values(group: Group) -> list[tuple[int | None, float]]:
+    def values(group: Group) -> Seeded:
         mine = (r for r in rows if r.group == group.number and r.counted)
         return [(r.seed, r.test_accuracy) for r in mine if r.test_accuracy is not None]
 
@@ -632,8 +636,8 @@ def _seconds(comparison: Comparison) -> Figure | None:
     spent = [(r, _kinds(r.facts)) for r in comparison.runs if r.facts.seconds]
     if not spent:
         return None
-    kinds = list(dict.fromkeys(k for _, per in spent for k in per))
-    style = {k: f"c{min(i, COLOURS - 1)}" for i, k in enumerate(kinds)}
+    kinds = dict.fromkeys(k for _, per in spent for k in per)
+    looks = {k: TIMES.get(k, TIMES["other"]) for k in kinds}
     reach = max(sum(per.values()) for _, per in spent) or 1.0
     left, step = 146, 24
     parts = []
@@ -643,12 +647,12 @@ def _seconds(comparison: Comparison) -> Figure | None:
         for kind, value in per.items():
             width = value / reach * (WIDTH - left - 84)
             words = tip(f"{_who(row)}: {clean(kind, _NAME)} {duration(value)}")
-            parts.append(bar(round(x, 1), y, width, 18, f"edge {style[kind]}", words))
+            parts.append(bar(round(x, 1), y, width, 18, f"edge {looks[kind][0]}", words))
             x += width
         parts.append(text(x + 5, y + 14, duration(sum(per.values()))))
     rows = [(r.name, r.group, kind, value) for r, per in spent for kind, value in per.items()]
-    legend = tuple((style[k], clean(k, _NAME)) for k in kinds)
-    title, columns = "Time by stage", ("run", "group", "stage", "seconds")
+    legend = tuple(dict.fromkeys(looks.values()))
+    title, columns = "Time by kind of work", ("run", "group", "stage", "seconds")
     caption = "Working time of every run, summed over its resumes. Times of different machines do not compare."
     drawing = svg(parts, title, WIDTH, 8 + step * len(spent))
     return Figure("compare-seconds", title, caption, columns, rows, drawing, legend)
@@ -695,8 +699,7 @@ def render_comparison(comparison: Comparison) -> str:
 def _group_section(comparison: Comparison) -> str:
     words = "<p>Runs that differ only in their seed and the machine form one group.</p>"
     words += f"<ol>{''.join(f'<li>{cell(g.name)}</li>' for g in comparison.groups)}</ol>"
-    body = [(g.cells()[0], g.label, *g.cells()[1:]) for g in comparison.groups]
-    words += grid((GROUP_HEADS[0], "differs in", *GROUP_HEADS[1:]), body, len(GROUP_HEADS) - 1)
+    words += grid(GROUP_HEADS, [g.cells() for g in comparison.groups], len(GROUP_HEADS) - 1)
     words += soft(
         "Mean ± standard deviation over finished runs (lowest to highest). Gain: found less its own baseline."
     )

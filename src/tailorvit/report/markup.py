@@ -107,7 +107,9 @@ def grid(
     def row(values: Sequence[Any], tag: str, by: Sequence[Any] | None = None) -> str:
         parts = []
         for i, value in enumerate(values):
-            kind = ' class="n"' if i in right else ""
+            kind = ""
+            if i in right:
+                kind = ' class="n w"' if isinstance(value, str) and " (" in value else ' class="n"'
             order = f' data-v="{cell(by[i], NAME)}"' if by is not None and by[i] is not None else ""
             parts.append(f"<{tag}{kind}{order}>{cell(value)}</{tag}>")
         return "".join(parts)

@@ -29,7 +29,7 @@ SECTIONS = (
     Section("result", "Result", "Goal and result", result.section, result.figures),
     Section("space", "Space", "The search space", space.section, space.figures),
     Section("search", "Search", "The search", search.section, search.figures),
-    Section("network", "Network", "The network, block by block", network.section, network.figures),
+    Section("network", "Network", "The network", network.section, network.figures),
     Section("training", "Training", "Training and test", training.section, training.figures),
     Section("checks", "Checks", "Checks of this run", checks.section, checks.figures),
     Section("reproduce", "Reproduce", "How to repeat this run", reproduce.section, reproduce.figures),

@@ -27,12 +27,10 @@ from tailorvit.report.reading import Facts, whole
 from tailorvit.stats import wilson
 
 Interval = tuple[float, float]
-_TIMES = {  # kind of stage: colour and name
+TIMES = {  # kind of stage: colour and name
     "supernet": ("c0", "training supernets"),
     "slopes": ("c1", "estimating slopes"),
     "et": ("c1", "measuring errors per choice"),
-    "edf": ("c5", "sampling spaces"),
-    "sample": ("c5", "sampling spaces"),
     "search": ("c2", "search"),
     "score": ("c2", "scoring without training"),
     "final": ("c3", "training the network found"),
@@ -268,16 +266,16 @@ def _time(facts: Facts) -> Figure | None:
     sums: dict[str, float] = {}
     for stage, seconds in facts.spent.items():
         kind = stage.partition("-")[0]
-        kind = kind if kind in _TIMES else "other"
+        kind = kind if kind in TIMES else "other"
         sums[kind] = sums.get(kind, 0.0) + seconds
-    pieces = [(k, v, f"{duration(v)}, {100 * v / total:.0f} %", _TIMES[k][0]) for k, v in sums.items()]
+    pieces = [(TIMES[k][1], v, f"{duration(v)}, {100 * v / total:.0f} %", TIMES[k][0]) for k, v in sums.items()]
     title = f"Time by kind of work: {duration(total)}"
     return Figure(
         "result-time",
         title,
-        "Working time by kind of stage, summed over all resumes.",
+        "Working time, summed over all resumes. Other work: samples of the spaces, the analysis for this page.",
         ("stage", "seconds", "share"),
         [(stage, seconds, seconds / total) for stage, seconds in facts.spent.items()],
         charts.stack(pieces, title),
-        tuple((style, f"{_TIMES[k][1]} {words}") for k, _, words, style in pieces),
+        tuple((style, f"{name} {words}") for name, _, words, style in pieces),
     )
