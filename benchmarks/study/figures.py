@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tailorvit.report import charts
-from tailorvit.report.figure import Figure
-from tailorvit.report.parts import STYLE
-from tailorvit.report.standalone import standalone
+from tailorvit.report.charts import Figure
+from tailorvit.report.files import svg_file
 
 Table = dict[str, Any]
 # Groups of the second picture, by the first letters of a case.
@@ -64,5 +63,5 @@ def draw(rows: Sequence[Table], folder: Path) -> list[Path]:
     for name, figure in figures:
         if figure.svg:
             made.append(folder / f"{name}.svg")
-            made[-1].write_text(standalone(figure, STYLE), encoding="utf-8")
+            made[-1].write_text(svg_file(figure), encoding="utf-8")
     return made

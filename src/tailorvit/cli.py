@@ -312,7 +312,7 @@ def rank(
 ) -> None:
     """Say how well scores rank architectures of known accuracy, beside their size alone."""
     from tailorvit.proxies.ranking import rank_file
-    from tailorvit.report.draw_ranking import check_figure, write_ranking
+    from tailorvit.report.ranking import check_figure, write_ranking
 
     check_figure(figure)
     options: dict[str, Any] = {"target": target, "band": band, "seeds": seeds, "seed": seed, "limit": limit}

@@ -1,4 +1,4 @@
-"""Small statistics: rank correlations (also among pairs of similar size), the interval of a share, a difference."""
+"""Small statistics: rank correlations with ties, also among pairs of similar size, and the interval of a share."""
 
 from __future__ import annotations
 
@@ -82,16 +82,3 @@ def wilson(correct: float, count: int, z: float = 1.96) -> tuple[float, float]:
     middle = (share + weight / 2) / (1 + weight)
     reach = z / (1 + weight) * math.sqrt(share * (1 - share) / count + weight / (4 * count))
     return max(0.0, middle - reach), min(1.0, middle + reach)
-
-
-def mean_gap(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
-    """Mean of ``after`` less mean of ``before``, and its standard error with unequal variances (Welch)."""
-    if len(before) < 2 or len(after) < 2:
-        return None
-    (m0, v0), (m1, v1) = _moments(before), _moments(after)
-    return m1 - m0, math.sqrt(v0 / len(before) + v1 / len(after))
-
-
-def _moments(values: Sequence[float]) -> tuple[float, float]:
-    mean = sum(values) / len(values)
-    return mean, sum((v - mean) ** 2 for v in values) / (len(values) - 1)

@@ -9,16 +9,18 @@ import pytest
 import torch
 from analysis_tools import lattice, maps, network, unpacked
 
-from tailorvit.analysis import views
+from tailorvit.analysis import attention
 from tailorvit.analysis.attention import (
+    as_bytes,
+    as_map,
+    attention_of,
     box,
     cosines,
     distances,
-    painted,
+    layer_stats,
+    plan_maps,
     redundancy,
     references,
-    scaled,
-    within_budget,
 )
 from tailorvit.families import family
 
@@ -98,7 +100,7 @@ def test_identical_heads_are_wholly_alike_and_disjoint_ones_not_at_all():
 def test_similarity_is_the_mean_over_images():
     alike, apart = torch.eye(2).expand(1, 2, 2, 2), torch.stack([torch.eye(2), 1 - torch.eye(2)])[None]
     both = maps(torch.stack([alike, apart]), (1, 2), lattice(1, 2), lattice(1, 2))
-    found, _ = views.view(lambda model, x: iter([both]), torch.nn.Identity(), torch.zeros(2, 1), 1)
+    found, _ = attention_of(lambda model, x: iter([both]), torch.nn.Identity(), torch.zeros(2, 1), 1)
     assert found["layers"][0]["similarity"] == [[1, 0.5], [0.5, 1]]  # the cosine of the mean maps would be 0.71
     assert found["layers"][0]["redundancy"] == 0.5
 
@@ -121,44 +123,44 @@ def test_references_are_spread():
 
 @pytest.mark.parametrize("depth", [1, 3, 12])
 @pytest.mark.parametrize("grid", [(4, 4), (14, 14), (7, 20)])
-def test_the_budget_is_used_and_kept(depth, grid):
+def test_the_limit_is_used_and_kept(depth, grid):
     layers = [(3, grid)] * depth
 
     def spent(side):
         return 4 * depth * 3 * grid[0] * grid[1] * len(references(grid, side))
 
-    kept = within_budget(layers, 4, 400_000)
+    kept = plan_maps(layers, 4, 400_000)
     assert kept.images == 4 and kept.stride == 1 and kept.side % 2 == 1
     assert spent(kept.side) <= 400_000
     assert kept.side >= max(grid) or spent(kept.side + 2) > 400_000
 
 
-def test_beyond_the_budget_images_go_first_then_layers():
+def test_beyond_the_limit_images_go_first_then_layers():
     layers = [(1, (10, 10))] * 6
-    assert within_budget(layers, 4, 2400) == (1, 4, 1)
-    assert within_budget(layers, 4, 1900) == (1, 3, 1)
-    assert within_budget(layers, 4, 599) == (1, 1, 2)
-    assert within_budget(layers, 4, 200) == (1, 1, 3)
-    assert within_budget(layers, 4, 1) == (1, 1, 6), "one map of one layer is kept whatever it costs"
+    assert plan_maps(layers, 4, 2400) == (1, 4, 1)
+    assert plan_maps(layers, 4, 1900) == (1, 3, 1)
+    assert plan_maps(layers, 4, 599) == (1, 1, 2)
+    assert plan_maps(layers, 4, 200) == (1, 1, 3)
+    assert plan_maps(layers, 4, 1) == (1, 1, 6), "one map of one layer is kept whatever it costs"
 
 
 def test_painting_puts_each_weight_on_its_patch():
     weights = torch.tensor([[0.5, 0.25, 0.25]])
     keys = torch.tensor([[0.0, 1.0], [1.0, 0.0], [5.0, 5.0]])  # the last one is padding
-    assert painted(weights, keys, (2, 2)).tolist() == [[[0, 0.5], [0.25, 0]]]
+    assert as_map(weights, keys, (2, 2)).tolist() == [[[0, 0.5], [0.25, 0]]]
 
 
 def test_a_pooled_key_covers_its_patches():
     keys = torch.tensor([[0.5, 0.5], [0.5, 2.5]])  # two rows, four columns, pooled two by two
-    found = painted(torch.tensor([0.75, 0.25]), keys, (2, 4), (2, 2))
+    found = as_map(torch.tensor([0.75, 0.25]), keys, (2, 4), (2, 2))
     assert found.tolist() == [[0.75, 0.75, 0.25, 0.25]] * 2
-    between = painted(torch.tensor([0.75, 0.25]), torch.tensor([[0.0, 1.0], [0.0, 3.0]]), (1, 4), (1, 2))
+    between = as_map(torch.tensor([0.75, 0.25]), torch.tensor([[0.0, 1.0], [0.0, 3.0]]), (1, 4), (1, 2))
     assert between.tolist() == [[0.75, 0.75, 0.25, 0.25]], "a patch on the border of two keys belongs to one of them"
 
 
 def test_scaling_keeps_the_shape_of_each_map():
     data = torch.tensor([[[0.5, 0.25]], [[0.0, 0.001]], [[0.0, 0.0]]])
-    found, peaks = scaled(data)
+    found, peaks = as_bytes(data)
     assert found.dtype == np.uint8 and found.tolist() == [[[255, 128]], [[0, 255]], [[0, 0]]]
     assert peaks.tolist() == pytest.approx([0.5, 0.001, 0])
 
@@ -168,7 +170,7 @@ def test_scaling_keeps_the_shape_of_each_map():
 
 def test_packed_maps_give_the_attention_back():
     model, x = network(), torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    found, notes = views.view(family("vit").attention, model, x, 2)
+    found, notes = attention_of(family("vit").attention, model, x, 2)
     assert notes == [] and (found["shown"], found["pooled"]) == (2, 3)
     with torch.no_grad():
         truth = [m.weights() for m in family("vit").attention(model, x)]
@@ -187,9 +189,9 @@ def test_packed_maps_give_the_attention_back():
 
 def test_small_steps_change_nothing(monkeypatch):
     model, x = network(), torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    whole, _ = views.view(family("vit").attention, model, x, 3)
-    monkeypatch.setattr(views, "AT_ONCE", 1)
-    single, _ = views.view(family("vit").attention, model, x, 3)
+    whole, _ = attention_of(family("vit").attention, model, x, 3)
+    monkeypatch.setattr(attention, "AT_ONCE", 1)
+    single, _ = attention_of(family("vit").attention, model, x, 3)
     for a, b in zip(whole["layers"], single["layers"], strict=True):
         # A product over one image may round otherwise than one over five.
         assert np.abs(unpacked(a, 3).astype(int) - unpacked(b, 3)).max() <= 1
@@ -202,7 +204,7 @@ def test_windows_show_the_window_and_padding_is_no_query():
     queries = torch.tensor([[[0.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [0.0, 3.0]]])
     weights = torch.tensor([[[0.5, 0.5], [0.0, 1.0]], [[1.0, 0.0], [0.2, 0.8]]]).view(1, 2, 1, 2, 2)
     layer = maps(weights, (1, 3), queries, queries)
-    seen = views.see(layer, weights, [[0, 0], [0, 1], [0, 2]], 1, 1)
+    seen = layer_stats(layer, weights, [[0, 0], [0, 1], [0, 2]], 1, 1)
     assert seen.maps[0, :, 0, 0].tolist() == [[255, 255, 0], [0, 255, 0], [0, 0, 255]]
     assert seen.far[0].tolist() == [0.5, 0.0, 0.0]
 
@@ -213,24 +215,24 @@ def test_layers_too_large_are_named_and_never_computed():
 
     big = maps(UNIFORM, (60, 60), lattice(60, 60), lattice(60, 60), name="block 9")
     object.__setattr__(big, "weights", refuse)
-    found, notes = views.view(lambda model, x: iter([big, maps(UNIFORM)]), torch.nn.Identity(), torch.zeros(1, 1), 1)
+    found, notes = attention_of(lambda model, x: iter([big, maps(UNIFORM)]), torch.nn.Identity(), torch.zeros(1, 1), 1)
     assert [layer["name"] for layer in found["layers"]] == ["block 1"]
     assert notes == ["Attention is left out where a layer has more than 3200 queries: block 9."]
-    found, notes = views.view(lambda model, x: iter([big]), torch.nn.Identity(), torch.zeros(1, 1), 1)
+    found, notes = attention_of(lambda model, x: iter([big]), torch.nn.Identity(), torch.zeros(1, 1), 1)
     assert found is None and "block 9" in notes[0]
 
 
 def test_layers_that_are_not_finite_are_named():
     bad = maps(UNIFORM * float("nan"), name="block 2")
-    found, notes = views.view(lambda model, x: iter([maps(UNIFORM), bad]), torch.nn.Identity(), torch.zeros(1, 1), 1)
+    found, notes = attention_of(lambda model, x: iter([maps(UNIFORM), bad]), torch.nn.Identity(), torch.zeros(1, 1), 1)
     assert [layer["name"] for layer in found["layers"]] == ["block 1"]
     assert notes == ["Attention is not finite in block 2, and left out."]
 
 
 def test_what_does_not_fit_is_said(monkeypatch):
     layers = [maps(UNIFORM.expand(2, -1, -1, -1, -1), name=f"block {i}") for i in (1, 2, 3)]
-    monkeypatch.setattr(views.arithmetic, "within_budget", lambda layers, images: within_budget(layers, images, 20))
-    found, notes = views.view(lambda model, x: iter(layers), torch.nn.Identity(), torch.zeros(2, 1), 2)
+    monkeypatch.setattr(attention, "plan_maps", lambda layers, images: plan_maps(layers, images, 20))
+    found, notes = attention_of(lambda model, x: iter(layers), torch.nn.Identity(), torch.zeros(2, 1), 2)
     assert found["shown"] == 1 and [len(layer["references"]) for layer in found["layers"]] == [1, 0, 1]
     assert [unpacked(layer, 1).shape[1] for layer in found["layers"]] == [1, 0, 1]
     assert len(notes) == 2 and "1 of 2 images" in notes[0] and "one layer in 2" in notes[1]

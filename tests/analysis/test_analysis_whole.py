@@ -129,7 +129,7 @@ def test_no_images_no_mistakes(digits):
 def test_a_family_without_attention_and_a_network_without_mistakes(digits):
     model = Oracle(digits.labels("test"), 10)
     found = analyse(replace(VIT, attention=None), model, digits, "cpu", AnalysisSettings())
-    assert found["attention"] is None and found["notes"] == ["The vit family shows no attention."]
+    assert found["attention"] is None and found["notes"] == ["The vit family has no attention maps."]
     assert found["test"]["correct"] == found["test"]["count"] == 60 and found["test"]["mistakes"] == []
     assert [t for t, s, _ in found["test"]["confusion"]] == [s for _, s, _ in found["test"]["confusion"]]
 
@@ -141,7 +141,7 @@ def test_a_network_of_nan_is_reported_not_hidden(digits):
     found = analyse(VIT, model, digits, "cpu", AnalysisSettings(images=1, mistakes=2))
     assert finite(found)
     assert found["notes"] == [
-        "60 test image(s) got no finite answer; their probabilities are shown as 0.",
+        "60 test image(s) got no finite prediction; their probabilities are shown as 0.",
         "Attention is not finite in block 2, and left out.",
     ]
     assert [layer["name"] for layer in found["attention"]["layers"]] == ["block 1"]

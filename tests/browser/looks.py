@@ -15,7 +15,7 @@ _CHARTS = """() => [...document.querySelectorAll("figure.chart")].map((figure) =
     const painted = shape.tagName === "image" || look.stroke !== "none" || look.fill !== "none";
     return painted && look.visibility === "visible" && place.width + place.height > 0;
   });
-  const pale = shapes.filter((shape) => shape.matches(".line,.dot,.bar,.cloud,.ring,.rule,.span,.node") &&
+  const pale = shapes.filter((shape) => shape.matches(".line,.dot,.bar,.cloud,.ring,.rule,.span") &&
     !getComputedStyle(shape).getPropertyValue("--c").trim());
   const words = svg ? [...svg.querySelectorAll("text")].filter((t) => t.textContent.trim()) : [];
   const cut = words.filter((t) => {

@@ -179,15 +179,15 @@ def cross(page):
     )
 
 
-def test_a_click_chooses_the_patch_that_asks(attention):
+def test_a_click_chooses_the_query_patch(attention):
     drawing = attention.locator("#attention-maps svg")
     before = maps(attention)
-    assert "asked by the patch in row 3, column 3" in drawing.text_content() and len(before) == 4
+    assert "query patch in row 3, column 3" in drawing.text_content() and len(before) == 4
     assert cross(attention) == pytest.approx([0.625, 0.625], abs=0.01)
     face = drawing.locator("[data-tip='choose a patch']").first
     box = face.bounding_box()
     face.click(position={"x": box["width"] * 0.2, "y": box["height"] * 0.1})
-    assert "asked by the patch in row 1, column 1" in drawing.text_content()
+    assert "query patch in row 1, column 1" in drawing.text_content()
     assert cross(attention) == pytest.approx([0.125, 0.125], abs=0.01)
     assert attention.locator("#attention-patch").input_value() == "1"
     assert all(a != b for a, b in zip(before, maps(attention), strict=True))
@@ -200,10 +200,10 @@ def test_a_click_chooses_the_patch_that_asks(attention):
 def test_layer_head_and_image_can_be_chosen(attention):
     drawing = attention.locator("#attention-maps svg")
     last = attention.locator("#attention-layer option").last.inner_text()
-    assert f"{last}, asked by" in drawing.text_content()
+    assert f"{last}, query patch" in drawing.text_content()
     before = maps(attention)
     attention.select_option("#attention-layer", label="block 2")
-    assert "block 2, asked by" in drawing.text_content()
+    assert "block 2, query patch" in drawing.text_content()
     assert not set(before) & set(maps(attention))
     four = maps(attention)
     attention.select_option("#attention-image", "1")
@@ -251,7 +251,7 @@ def test_tables_sort_by_number_both_ways(open_page, tmp_path):
         page.keyboard.press("Enter")
         assert column(page, rate) == [f"{55.0 - i}" for i in range(6)]
         assert heads.nth(at).get_attribute("aria-sort") is None
-        source = names.index("from")
+        source = names.index("source")
         heads.nth(source).click()
         assert column(page, source) == ["random"] * 3 + ["cross"] * 3
 

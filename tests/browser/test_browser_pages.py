@@ -121,9 +121,9 @@ def test_a_watched_run_tells_itself(open_page, tmp_path):
                 run.write_json(name, json.loads((whole / f"{name}.json").read_text()))
         page.locator("#attention-layer").wait_for(timeout=15_000)
         assert page.locator("h1 .badge").inner_text() == "finished"
-        assert "63.50 %" in page.locator("#answer").inner_text()
+        assert "63.50 %" in page.locator("#result").inner_text()
         unfold(page)
-        assert set(charts(page)) >= {"attention-maps", "confusion", "search-ancestry", "training-loss"}
+        assert set(charts(page)) >= {"attention-maps", "confusion", "candidates", "training-loss"}
         assert faults(page) == []
         page.set_viewport_size(NARROW)
         assert too_wide(page) == []
@@ -137,5 +137,5 @@ def test_a_watcher_that_ended_is_named(chromium, tmp_path):
         wait_for(page, ".live-note", "finished")
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # look now, not in two seconds
     wait_for(page, ".live-note", "The watcher has ended; this is the last it showed.")
-    assert "63.50 %" in page.locator("#answer").inner_text()
+    assert "63.50 %" in page.locator("#result").inner_text()
     context.close()

@@ -12,7 +12,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES
 from tailorvit.methods import members
 from tailorvit.methods.session import Session, Supernets
-from tailorvit.report.facts import collect
+from tailorvit.report import collect
 from tailorvit.runs import Run
 from tailorvit.search import Candidate
 from tailorvit.train import TrainSettings

@@ -15,8 +15,8 @@ from tailorvit.methods import session as session_module
 from tailorvit.methods.s3 import really, s3
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.progress import Progress
-from tailorvit.report.facts import collect
-from tailorvit.report.why import figures
+from tailorvit.report import collect
+from tailorvit.report.space import figures
 from tailorvit.runs import Run
 from tailorvit.search import Candidate
 from tailorvit.space import Dim, Space

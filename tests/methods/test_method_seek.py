@@ -14,8 +14,8 @@ from tailorvit.config import configure
 from tailorvit.errors import TailorError
 from tailorvit.proxies import PROXIES, Proxy
 from tailorvit.proxies.score import Scorer
-from tailorvit.report.facts import collect
-from tailorvit.report.why import figures
+from tailorvit.report import collect
+from tailorvit.report.space import figures
 from tailorvit.rng import generator
 from tailorvit.runs import Run
 from tailorvit.seek import s3, s4

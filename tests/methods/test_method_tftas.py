@@ -19,7 +19,7 @@ from tailorvit.methods.finish import finish
 from tailorvit.methods.untrained import meter_with_band
 from tailorvit.proxies import PROXIES, Proxy, ProxySettings, Refused
 from tailorvit.proxies.score import Scorer
-from tailorvit.report.facts import collect
+from tailorvit.report import collect
 from tailorvit.report.search import figures, merit_label
 from tailorvit.runs import Run
 from tailorvit.stats import kendall

@@ -16,7 +16,7 @@ from tailorvit.proxies import Refused
 from tailorvit.proxies.predictor import Predictor, default
 from tailorvit.proxies.ranking import rank, rank_file, share, to_compute
 from tailorvit.proxies.tables import table_of
-from tailorvit.report.draw_ranking import ranking_figure, write_ranking
+from tailorvit.report.ranking import ranking_figure, write_ranking
 
 
 def oracle(noise=0.0, holes=0):

@@ -92,6 +92,7 @@ def test_bars_reach_both_sides_and_show_errors():
     assert float(minus[1]) + float(minus[2]) == pytest.approx(float(plus[1]), abs=0.2), "both start at zero"
     assert float(minus[2]) == pytest.approx(2 * float(plus[2]), abs=0.2), "and are as long as their values"
     assert charts.bars([], "t") == "" and charts.bars([("a", 0.0, None)], "t")
+    assert "e-" not in charts.bars([("a", 1.0, None), ("b", -8.9e-16, None)], "t"), "a rounding error is 0"
 
 
 def test_levels_keep_proportions_and_mark_limits():
@@ -110,12 +111,26 @@ def test_a_stack_fills_its_bar():
     assert charts.stack([("a", 0.0, "0", "c0")], "t") == ""
 
 
-def test_estimates_lie_within_their_whiskers():
-    drawing = charts.estimates([("found", 98.0, 96.0, 99.0, "c0"), ("other", 50.0, 40.0, 60.0, "c4")], "t", "%")
+def test_dots_lie_within_their_whiskers():
+    rows = [
+        ("found", [charts.Mark(98.0, "c0", "a", (96.0, 99.0))]),
+        ("other", [charts.Mark(50.0, "c4", "b", (40, 60))]),
+    ]
+    drawing = charts.dot_rows(rows, "t", "%")
     whiskers = re.findall(r'whisker" d="M([\d.]+) \d+H([\d.]+)M', drawing)
     for (x, _), (a, b) in zip(places(drawing), whiskers, strict=True):
         assert float(a) < x < float(b)
-    assert charts.estimates([], "t", "%") == ""
+    assert charts.dot_rows([("none", [])], "t", "%") == ""
+    assert "whisker" not in charts.dot_rows([("a", [charts.Mark(1.0, "c0", "")])], "t", "x")
+
+
+def test_percentages_and_shares_end_at_their_ends():
+    assert charts.span([90.0, 100.0], "accuracy, %") == (89.5, 100.0)
+    assert charts.span([0.0, 1.0], "share of sub-networks") == (0.0, 1.0)
+    assert charts.span([100.0], "accuracy, %") == (95.0, 100.0) and charts.span([0.0], "error, %") == (0.0, 1.0)
+    assert charts.span([90.0, 100.0]) == (89.5, 100.5)
+    low, high = charts.span([-3.0, 250.0], "accuracy, %")
+    assert low < -3 and high > 250, "damaged numbers stay on the paper"
 
 
 def test_intervals_have_a_bar_per_step_and_a_dot_per_choice():
@@ -142,7 +157,7 @@ def test_drawings_are_well_formed():
         charts.bars([(hostile, 1.0, 1.0)], hostile),
         charts.stack([(hostile, 1.0, hostile, "c0")], hostile),
         charts.levels([(hostile, 1.0, hostile, "c0")], [(1.0, hostile)], hostile),
-        charts.estimates([(hostile, 1.0, 0.0, 2.0, "c0")], hostile, hostile),
+        charts.dot_rows([(hostile, [charts.Mark(1.0, "c0", hostile, (0.0, 2.0))])], hostile, hostile),
         charts.intervals({hostile: [(hostile, (1.0, 2.0))]}, hostile),
     ):
         assert ElementTree.fromstring(drawing).tag == "svg"

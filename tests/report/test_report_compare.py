@@ -15,10 +15,17 @@ from scipy import stats
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
-from tailorvit.report.compare import compare
-from tailorvit.report.compare_charts import comparison_figures
-from tailorvit.report.compare_page import render_comparison, write_comparison, write_comparison_figures
-from tailorvit.report.spread import gap, paired, stat, welch
+from tailorvit.report.compare import (
+    compare,
+    comparison_figures,
+    gap,
+    paired,
+    render_comparison,
+    stat,
+    welch,
+    write_comparison,
+    write_comparison_figures,
+)
 from tailorvit.runs import Run
 from tailorvit.space import Dim, Space
 
@@ -153,9 +160,9 @@ def test_one_run_has_no_spread_and_says_so(make):
 def test_few_runs_carry_no_verdict(make):
     words = compare([make("a"), make("b", 95.0, epochs=50)]).sentences()
     assert all("too few runs to judge" in s for s in words[:-1]) and "3 comparisons" in words[-1]
-    assert not any("hold" in s or "significan" in s for s in words)
-    assert "it does not hold 0" in paired([1.0, 1.1, 0.9]).words()
-    assert "it holds 0: these runs do not tell the two apart" in paired([1.0, -1.1, 0.9]).words()
+    assert not any("include" in s or "significan" in s for s in words)
+    assert "it does not include 0" in paired([1.0, 1.1, 0.9]).words()
+    assert "it includes 0: no clear difference" in paired([1.0, -1.1, 0.9]).words()
 
 
 def test_intervals_agree_with_scipy():

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from tailorvit.report import collect, network
-from tailorvit.report.draw_analysis import LEVELS, heat_png, palette, top_keys
-from tailorvit.report.facts import Facts
-from tailorvit.report.views import attended, blocks, picture, trim
+from tailorvit.report.charts import LEVELS, heat_png, palette, trim
+from tailorvit.report.network import top_keys
+from tailorvit.report.reading import Analysis, Facts, Result, blocks, checked_picture
 
 PIXEL = "data:image/png;base64," + base64.b64encode(b"not decoded here").decode()
 EVIL = "</script><script>alert(1)</script><img src=x onerror='a'>\"&'"
@@ -48,8 +48,8 @@ def layer(images: int = 2, heads: int = 3, grid: tuple[int, int] = (4, 5), name:
     }
 
 
-def facts(rows=(), layers=(), images: int = 2, classes=("rose", "tulip"), **result):
-    seen = [{"name": f"a/{i}.png", "truth": i % 2, "said": 0, "picture": PIXEL} for i in range(images)]
+def facts(rows=(), layers=(), images: int = 2, classes=("rose", "tulip"), seen=None, **result):
+    seen = seen or [{"name": f"a/{i}.png", "truth": i % 2, "said": 0, "picture": PIXEL} for i in range(images)]
     analysis = {"classes": list(classes), "attention": {"images": seen, "layers": list(layers)}}
     arch = {"family": "vit", "depth": len(rows), "embed": 96}
     return Facts("run", True, result={"arch": arch, "blocks": list(rows), **result}, analysis=analysis)
@@ -91,9 +91,35 @@ def test_widths_share_one_scale_and_heads_cut_the_bar():
     assert [g.find("path").get("d").count("M") for g in (first, second)] == [2, 3], "heads less one"
 
 
+BARE = {"stage": None, "block": 1, "tokens": 49, "embed": 64, "params": 1000, "macs": 10**6}
+
+
+def test_a_family_without_heads_and_with_columns_of_its_own():
+    rows = [{**BARE, "block": i, "kernel": 7, "mixer": "<conv>", "odd": [1], "nothing": None} for i in (1, 2)]
+    told = facts(rows)
+    assert keys(told) == ["network-blocks"]
+    (figure,) = network.figures(told)
+    assert figure.columns == ("part", "block", "tokens", "embed", "kernel", "mixer", "params", "macs")
+    assert figure.rows[0] == ("block", 1, 49, 64, 7, "<conv>", 1000, 10**6)
+    assert [words for _, words in figure.legend] == ["width", "parameters", "MACs"]
+    assert "heads" not in figure.caption and "MLP" not in figure.caption
+    text = network.section(told)
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", text)
+    assert heads == ["block", "tokens", "width", "kernel", "mixer", "parameters", "MACs"], "no empty columns"
+    assert "width 64, kernel 7, mixer &lt;conv&gt;" in text and "–" not in text
+
+
+def test_blocks_of_two_kinds_share_one_table():
+    told = facts([BARE, {**BARE, "block": 2, "heads": 2, "qkv": 64}])
+    keys(told)
+    (figure,) = network.figures(told)
+    assert figure.columns == ("part", "block", "tokens", "embed", "heads", "qkv", "params", "macs")
+    assert figure.rows[0][4:6] == (None, None) and figure.rows[1][4:6] == (2, 64)
+
+
 def test_stages_with_windows():
     rows = [row(i, stage, window=7 * stage, tokens=3136 // 4**stage) for i, stage in enumerate((1, 1, 2, 3, 3, 4), 1)]
-    text = network.network(facts(rows))
+    text = network.section(facts(rows))
     for words in (
         "Stage 1, 784 tokens, width 96, window 7, 2 blocks",
         "Stage 4, 12 tokens, width 96, window 28, 1 block",
@@ -106,31 +132,30 @@ def test_parts_before_between_and_after_the_blocks():
     told = facts([row(1)], parts=[{"part": n, "params": p, "macs": 2 * p} for n, p in names])
     drawn = {f.key: f for f in network.figures(told)}
     ends = {r[0]: r[-2:] for r in drawn["network-blocks"].rows if r[0] != "block"}
-    assert ends == {"stem": (10, 20), "joints": (5, 10), "head": (5, 10)}
+    assert ends == {"stem": (10, 20), "between": (5, 10), "head": (5, 10)}
     shares = {r[0]: r[2] for r in drawn["network-parts"].rows}
     assert shares["blocks.attn"] == 0.5 and sum(shares.values()) == pytest.approx(1)
 
 
 def test_an_old_run_is_drawn_from_its_architecture():
     arch = {"family": "vit", "depth": 2, "embed": 40, "heads": [3, 4], "mlp": [2.5, 2]}
-    found = blocks(Facts("run", True, result={"arch": arch, "fixed": {"head_dim": 16}}))
+    found = blocks(Result(arch=arch, fixed={"head_dim": 16}))
     assert [(b.block, b.embed, b.heads, b.qkv, b.hidden, b.params) for b in found] == [
         (1, 40, 3, 48, 100, None),
         (2, 40, 4, 64, 80, None),
     ]
     staged = {"family": "swin", "embed.1": 24, "mlp.1": [2], "embed.2": 48, "mlp.2": [3, 4], "window.2": [5, 7]}
-    found = blocks(Facts("run", True, result={"arch": staged}))
+    found = blocks(Result(arch=staged))
     assert [(b.stage, b.embed, b.mlp, b.window) for b in found] == [(1, 24, 2, None), (2, 48, 3, 5), (2, 48, 4, 7)]
 
 
 def test_the_section_of_a_whole_run(make):
     told = collect(make(classes=4))
     assert keys(told) == [
-        *("network-blocks", "network-parts", "attention-maps", "attention-distance-5", "attention-distance-10"),
-        *("head-similarity", "head-redundancy"),
+        *("network-blocks", "network-parts", "attention-maps", "attention-distance", "head-similarity"),
     ]
-    text = network.network(told)
-    assert text.count("<figure") == 7 and "A note." in text
+    text = network.section(told)
+    assert text.count("<figure") == 5 and "A note." in text
 
 
 def test_maps_show_reference_heads_and_strongest_keys():
@@ -139,8 +164,8 @@ def test_maps_show_reference_heads_and_strongest_keys():
     assert len(list(drawing.iter("image"))) == 2 + 2 * 3, "two pictures and three heads each"
     words = [t.text for t in drawing.iter("text")]
     assert words.count("head 3") == 2 and [words.count(str(n)) for n in range(1, 7)] == [6] * 5 + [0]
-    assert "a/1.png: tulip, taken for rose" in words
-    assert "block 1, asked by the patch in row 3, column 3" in words
+    assert "a/1.png: tulip, predicted rose" in words
+    assert "block 1, query patch in row 3, column 3" in words
     values = [r for r in figure.rows if r[:5] == ("a/0.png", "block 1", 3, 3, 1)]
     assert len(values) == 20 and max(values, key=lambda r: r[-1])[5:] == (1, 4, 0.5), "weight is map times peak"
 
@@ -148,7 +173,7 @@ def test_maps_show_reference_heads_and_strongest_keys():
 def test_heat_maps_are_true_pictures():
     values = np.arange(0, 255, 17, dtype=np.uint8).reshape(3, 5)
     address = heat_png(values)
-    assert picture(address) == address
+    assert checked_picture(address) == address
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).convert("RGB"))
     assert (pixels == palette()[values.astype(int) * LEVELS // 256]).all()
 
@@ -160,13 +185,13 @@ def test_strongest_keys_in_order_and_never_without_weight():
 
 def test_one_head_has_nothing_to_compare():
     told = facts([row(1, heads=1)], [layer(heads=1)])
-    assert not {"head-similarity", "head-redundancy"} & set(keys(told))
-    assert "one head" in network.network(told)
+    assert "head-similarity" not in keys(told)
+    assert "one head" in network.section(told)
 
 
 def test_the_script_gets_all_layers_and_cannot_be_left():
     told = facts([row(1)], [layer(name="first"), layer(name=EVIL)], classes=(EVIL, "b"))
-    text = network.network(told)
+    text = network.section(told)
     data = re.findall(r'<script type="application/json" id="attention-data">(.*?)</script>', text)
     assert len(data) == 1 and text.count("<script") == 1
     assert "<" not in data[0]
@@ -189,12 +214,15 @@ class Tags(HTMLParser):
 
 def test_hostile_names_and_pictures_stay_text():
     bad = layer(name=EVIL)
-    told = facts([row(1)], [bad], classes=(EVIL, EVIL * 500), parts=[{"part": EVIL, "params": 1, "macs": 1}])
-    told.analysis["attention"]["images"][0].update(name=EVIL * 1000, picture="data:image/svg+xml;base64,PHN2Zz4=")
-    told.analysis["attention"]["images"][1]["picture"] = f'{PIXEL}"onload="alert(1)'
+    images = [
+        {"name": EVIL * 1000, "truth": 0, "said": 0, "picture": "data:image/svg+xml;base64,PHN2Zz4="},
+        {"name": "a/1.png", "truth": 1, "said": 0, "picture": f'{PIXEL}"onload="alert(1)'},
+    ]
+    parts = [{"part": EVIL, "params": 1, "macs": 1}]
+    told = facts([row(1)], [bad], classes=(EVIL, EVIL * 500), seen=images, parts=parts)
     keys(told)
-    text = network.network(told)
-    assert "alert(1)" in text, "the names are told"
+    text = network.section(told)
+    assert "alert(1)" in text, "the names are shown"
     found = Tags(text).found
     assert not [a for a in found if a[1].startswith("on") or a[0] == "img" or a[1] == "src"]
     assert all(v.startswith("data:image/png;base64,") for _, k, v in found if k == "href")
@@ -216,7 +244,7 @@ def test_hostile_names_and_pictures_stay_text():
     ],
 )
 def test_only_small_pictures_of_two_kinds_are_taken(address):
-    assert picture(address) is None
+    assert checked_picture(address) is None
 
 
 DAMAGES = {
@@ -241,7 +269,7 @@ def test_damage_costs_only_its_own_part(name):
     told = facts([row(1)], [{**layer(), **change}, layer(name="block 2")])
     whole = keys(facts([row(1)], [layer(name="block 2")]))
     assert keys(told) == whole, "the other layer still has all its figures"
-    assert sentence in network.network(told)
+    assert sentence in network.section(told)
 
 
 @pytest.mark.parametrize("peaks", [None, "AAA", base64.b64encode(np.full((2, 2, 3), np.nan, "<f4").tobytes()).decode()])
@@ -252,22 +280,22 @@ def test_maps_without_peaks_are_still_shown(peaks):
 @pytest.mark.parametrize("analysis", [{}, {"attention": 5}, {"attention": {"layers": "x"}}, {"notes": "none"}])
 def test_no_attention_is_a_sentence(analysis):
     told = Facts("run", True, result={"arch": {"family": "vit"}, "blocks": [row(1)]}, analysis=analysis)
-    assert "The attention of this network was not recorded." in network.network(told)
-    assert "No network has been chosen yet." in network.network(Facts("run", False, analysis=analysis))
+    assert "The attention of this network was not recorded." in network.section(told)
+    assert "No network has been chosen yet." in network.section(Facts("run", False, analysis=analysis))
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), -3, 0, "x", 10**400, [1], {}])
 @pytest.mark.parametrize("key", ["stage", "block", "embed", "heads", "qkv", "hidden", "window", "params", "tokens"])
 def test_damaged_rows_of_blocks_are_drawn_without_the_number(key, value):
     assert "network-blocks" in keys(facts([row(1), row(2, **{key: value})]))
-    network.network(facts([row(1, **{key: value})]))
+    network.section(facts([row(1, **{key: value})]))
 
 
 def test_too_many_maps_keep_the_last_layers():
     told = facts(
         [row(1)], [layer(images=4, heads=16, grid=(40, 40), name=f"block {i}") for i in range(1, 10)], images=4
     )
-    text = network.network(told)
+    text = network.section(told)
     data = json.loads(re.search(r'id="attention-data">(.*?)</script>', text)[1])
     assert 1 <= len(data["layers"]) < 9 and data["layers"][-1]["name"] == "block 9"
     assert len(text) < 1.5 * 2**20
@@ -281,6 +309,7 @@ def test_numbers_survive_as_csv(make):
 
 
 def test_attention_of_nothing():
-    assert attended({}) == (None, [])
-    view, notes = attended({"attention": {"images": [], "layers": []}, "classes": None})
-    assert view is not None and view.layers == () and view.classes == () and notes == []
+    assert Analysis.model_validate({}).attention is None
+    found = Analysis.model_validate({"attention": {"images": [], "layers": []}, "classes": None})
+    assert found.attention is not None and found.classes == ()
+    assert found.attention.layers == () and found.attention.problems == ()

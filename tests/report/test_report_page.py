@@ -15,13 +15,13 @@ import pytest
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
-from tailorvit.report import collect, page, render, write_report
-from tailorvit.report.answer import answer, interval
+from tailorvit.report import collect, page, render, result, write_report
+from tailorvit.report.result import interval
 from tailorvit.runs import Run
 
 VOID = {"meta", "path", "circle", "rect", "br", "img", "image", "input", "line", "ellipse", "polygon", "use"}
 KINDS = ("s4", "s3", "free", "fixed")
-TROUBLE = "is damaged and cannot be told"
+TROUBLE = "is damaged and cannot be shown"
 
 
 class Checker(HTMLParser):
@@ -55,32 +55,33 @@ def scripts(text):
     return [body for kind, body in found if "application/json" not in kind]
 
 
-def test_a_full_run_tells_everything_in_order(make):
+def test_a_full_run_shows_everything_in_order(make):
     folder = make()
     path = write_report(folder)
     assert path == folder / "report.html"
     text = path.read_text()
     checker = Checker(text)
-    assert checker.tags.count("figure") >= 20
+    assert checker.tags.count("figure") >= 18
     assert re.findall(r"<h2>(\d)\. ", text) == list("1234567")
     anchors = [v for tag, k, v in checker.attributes if (tag, k) == ("section", "id")]
-    assert anchors == ["answer", "why", "search", "network", "training", "checks", "again"]
+    assert anchors == ["result", "space", "search", "network", "training", "checks", "reproduce"]
     assert [v for tag, k, v in checker.attributes if (tag, k) == ("a", "href")] == [f"#{a}" for a in anchors]
     for words in (
         "at most 8M parameters",
         "for photos (900 training images, 3 classes)",
-        "looked at 2 spaces and evaluated 126 architectures",
-        "It is right on 63.50 % of the test images.",
-        "1.25 points more than the hand-designed baseline (7.9M parameters) in this one run",
-        "The counting error of such a difference is 6.7 points, so it decides nothing.",
-        "The work took 1 min 45 s.",
-        "Of that the search took 1 min 15 s.",
+        "<b>Goal:</b> the most accurate network for photos",
+        "visited 2 spaces and evaluated 126 architectures",
+        "It classifies 63.50 % of the test images correctly (95 % interval 58.7 to 68.1 %, 400 images).",
+        "uniform blocks within the limits (7.9M parameters) reaches 62.25 %",
+        "The network found is 1.25 points more accurate.",
+        "The 95 % interval of the difference is -5.4 to +7.9 points. It includes 0",
+        "Everything took 1 min 45 s, the search 1 min 15 s of it.",
         "Moved depth down and embed up: cosine 0.90.",
         "depth -1, embed +1",
         "from 40 pairs each",
-        "Error distribution of every space",
-        "Best and median per generation",
-        "Ancestry of the winner",
+        "Errors of random sub-networks of every space",
+        "Best and median of every generation",
+        "The candidates before and after their training",
         "3 images could not be read",
         "tailorvit search &#x27;my data&#x27;",
         "abc123",
@@ -113,16 +114,16 @@ def test_every_kind_of_run_renders(make, kind, how):
 
 def test_each_kind_words_itself(make):
     pages = {kind: render(collect(make(kind=kind, name=kind))) for kind in KINDS}
-    assert "Asked was to train one given network" in pages["fixed"]
+    assert "<b>Goal:</b> train one given network" in pages["fixed"]
     assert "There was no search." in pages["fixed"] and "nothing was searched" in pages["fixed"]
     assert "scored 60 architectures without training (dss)" in pages["free"]
     assert "Score against parameters" in pages["free"] and "Accuracy against parameters" not in pages["free"]
-    assert "E-T error per choice at step 0" in pages["s3"] and "stage by stage" in pages["s3"]
-    assert "stage by stage" not in pages["s4"]
+    assert "E-T error per choice at step 0" in pages["s3"] and "The choices of every stage" in pages["s3"]
+    assert "The choices of every stage" not in pages["s4"]
 
 
 def test_a_failed_run_says_why_and_how_to_go_on(make):
-    text = answer(collect(make(failed=True)))
+    text = result.section(collect(make(failed=True)))
     assert "The run failed: RuntimeError: out of memory." in text and "tailorvit resume run" in text
     assert "The best of 66 trials so far reached" in text
 
@@ -194,8 +195,8 @@ def test_a_finding_worse_than_the_baseline_says_so(make):
     folder = make()
     with Run.open(folder) as run:
         run.write_json("result", {**run.read_json("result"), "test_accuracy": 50.0})
-    text = answer(collect(folder))
-    assert "12.25 points less than" in text and "more than the choice of test images explains" in text
+    text = result.section(collect(folder))
+    assert "12.25 points less accurate" in text and "On these images the baseline is better." in text
 
 
 def test_wilson_agrees_with_known_values():
@@ -224,16 +225,16 @@ def test_an_empty_run(tmp_path):
     Run.create(tmp_path / "run", "", {}).close()
     text = write_report(tmp_path / "run").read_text()
     Checker(text)
-    for words in ("no result yet", "No space has", "No trial has", "Nothing out of the ordinary"):
+    for words in ("no result yet", "No space has", "No trial has", "No events were recorded"):
         assert words in text
     assert TROUBLE not in text
 
 
-def test_a_section_that_trips_is_named_and_the_rest_told(make, monkeypatch):
+def test_a_section_that_trips_is_named_and_the_rest_shown(make, monkeypatch):
     def broken(facts):
         raise KeyError("depth <b>")
 
-    first = page.SECTIONS[0]._replace(tell=broken, figures=broken)
+    first = page.SECTIONS[0]._replace(render=broken, figures=broken)
     monkeypatch.setattr(page, "SECTIONS", (first, *page.SECTIONS[1:]))
     facts = collect(make())
     text = render(facts)
@@ -254,8 +255,8 @@ def test_damaged_parts_become_sentences(make):
     assert any("analysis.json is damaged" in s for s in facts.missing)
     text = render(facts)
     Checker(text)
-    assert "63.50 %" in text, "what result.json holds is still told"
-    assert "The path of the space" in text and "depth, step 0: 12, 13, 14" in text, "and the path it repeats"
+    assert "63.50 %" in text, "what result.json holds is still shown"
+    assert "The choices of every dimension" in text and "depth, step 0: 12, 13, 14" in text, "and the path it repeats"
     (folder / "run.db").unlink()
     (folder / "result.json").write_text('{"arch"')
     facts = collect(folder)

@@ -9,9 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from tailorvit.report.draw_survey import surveyed
-from tailorvit.report.records import Facts, Slope, Trial
-from tailorvit.report.why import figures, why
+from tailorvit.report.reading import Facts, Slope, Trial
+from tailorvit.report.space import figures, section, survey
 
 GAINS = {"depth": 1.0, "heads": 0.0, "embed": 4.0}  # points a doubling
 SURVEY = {"method": "s4", "s4": {"design": "survey"}, "seek": {"evaluator": "training"}}
@@ -39,42 +38,45 @@ def told(figure):
 
 
 def test_slopes_are_those_of_the_members_and_dots_scatter_around_their_line():
-    exact = surveyed(facts(map(member, CORNERS)))
+    exact = survey(facts(map(member, CORNERS)))
     assert [float(g) for g, _ in told(exact)] == pytest.approx([*GAINS.values()], abs=0.005)
     assert exact.svg.count("line c1") == 3 and exact.svg.count("dot solid") == 3 * len(CORNERS)
     assert [row[-1] for row in exact.rows] == pytest.approx([row[-2] for row in exact.rows])
     assert exact.columns == ("stage", *GAINS, "accuracy", "surface")
     rng = np.random.default_rng(0)
-    noisy = surveyed(facts(member(v, rng.normal()) for v in CORNERS))
+    noisy = survey(facts(member(v, rng.normal()) for v in CORNERS))
     off = [(float(g) - want) / float(e[3:]) for (g, e), want in zip(told(noisy), GAINS.values())]
     assert max(map(abs, off)) < 3.5 and [row[-1] for row in noisy.rows] != [row[-2] for row in noisy.rows]
 
 
 def test_members_of_all_askings_are_drawn_and_other_trials_are_not():
     more = [member(CORNERS[0], stage="search"), member(CORNERS[1], stage="slopes-3", off=1)]
-    figure = surveyed(facts([*map(member, CORNERS), *more]))
+    figure = survey(facts([*map(member, CORNERS), *more]))
     assert len(figure.rows) == len(CORNERS) + 1 and {r[0] for r in figure.rows} == {"slopes-0", "slopes-3"}
-    assert "one of 19 members" in figure.caption
+    assert "one of 19 sub-networks" in figure.caption
 
 
 def test_only_a_survey_that_has_asked_enough_is_drawn():
     trials = [member(v) for v in CORNERS]
-    assert surveyed(facts(trials, {"method": "s4", "s4": {"design": "pairs"}})) is None
-    assert surveyed(facts(trials, {})) is None and surveyed(facts([])) is None
-    assert surveyed(facts(trials[:4])) is None and surveyed(facts(trials[:5])) is not None
-    assert surveyed(facts(trials, slopes=())) is None, "members are still being asked"
+    assert survey(facts(trials, {"method": "s4", "s4": {"design": "pairs"}})) is None
+    assert survey(facts(trials, {})) is None and survey(facts([])) is None
+    assert survey(facts(trials[:4])) is None and survey(facts(trials[:5])) is not None
+    assert survey(facts(trials, slopes=())) is None, "members are still being asked"
 
 
 @pytest.mark.parametrize("odd", [{"embed": "<b>"}, {"embed": 0}, {"heads": [1, 2]}, {"depth": []}, {"embed": math.nan}])
 def test_a_doubtful_row_costs_itself(odd):
     bad = Trial("slopes-0", 99.0, 1e6, 1e8, "", 0, {**member(CORNERS[0]).arch, **odd})
-    figure = surveyed(facts([bad, *map(member, CORNERS)]))
+    figure = survey(facts([bad, *map(member, CORNERS)]))
     assert len(figure.rows) == len(CORNERS) and "<b>" not in figure.svg
 
 
-def test_the_page_shows_it_once_and_says_when_moves_went_beyond_size():
-    beyond = {**SURVEY, "s4": {"design": "survey", "per_size": True}}
-    known = facts(map(member, CORNERS), beyond)
-    assert [f.key for f in figures(known)].count("survey") == 1
-    assert why(known).count("beyond what size gives") == 1
-    assert "beyond what size" not in surveyed(facts(map(member, CORNERS))).caption
+def test_the_page_shows_it_once():
+    known = facts(map(member, CORNERS))
+    assert [f.key for f in figures(known)].count("survey") == 1 and section(known).count('id="survey"') == 1
+
+
+def test_the_setting_is_read_in_its_old_and_its_new_form():
+    trials = [member(v) for v in CORNERS]
+    for s4, drawn in (({"survey": 16}, True), ({"survey": 0}, False), ({"design": "pairs", "survey": 24}, False)):
+        assert (survey(facts(trials, {"method": "s4", "s4": s4})) is not None) == drawn, s4

@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tailorvit.report import collect, training
-from tailorvit.report.facts import Epoch, Facts
-from tailorvit.report.views import scored
+from tailorvit.report.reading import Analysis, Epoch, Facts
 from tailorvit.stats import wilson
 
 PIXEL = "data:image/jpeg;base64," + base64.b64encode(b"not decoded here").decode() + "none"
@@ -72,27 +71,27 @@ def tips(figure) -> list[str]:
 
 
 def test_curves_have_a_line_a_stage_and_one_colour_a_stage():
-    epochs = [Epoch(s, i, 2 / i, 10.0 * i, 1e-3, 500.0, {}) for s in ("supernet-0", "final") for i in range(1, 6)]
-    epochs += [Epoch("final", 6, None, None, None, None, {"search_accuracy": 61.0})]
-    epochs += [Epoch("supernet-0", 6, None, None, None, None, {"largest": 60.0, "smallest": 50.0})]
+    epochs = [Epoch(s, i, 2 / i, 10.0 * i, 1e-3, 500.0) for s in ("supernet-0", "final") for i in range(1, 6)]
+    epochs += [Epoch("final", 6, search_accuracy=61.0)]
+    epochs += [Epoch("supernet-0", 6, largest=60.0, smallest=50.0)]
     found = drawn(Facts("run", True, epochs=tuple(epochs)))
     assert list(found) == [f"training-{k}" for k in ("loss", "accuracy", "watched", "rate", "speed", "supernets")]
-    assert found["training-loss"].legend == (("c0", "supernet-0"), ("c1", "final"))
-    assert found["training-watched"].legend == (("c1", "final"),)
+    assert found["training-loss"].legend == (("c0", "supernet 0"), ("c1", "network"))
+    assert found["training-watched"].legend == (("c1", "network"),)
     assert found["training-watched"].rows == [("final", 6, 61.0)]
     assert found["training-supernets"].rows == [("supernet-0", "largest", 6, 60.0), ("supernet-0", "smallest", 6, 50.0)]
     assert found["training-loss"].svg.count('class="line c') == 2
 
 
 def test_a_run_without_epochs_or_analysis_says_so():
-    text = training.training(Facts("run", False))
-    assert "No epoch has been recorded." in text and "was not recorded" in text
-    empty = Facts("run", False, epochs=(Epoch("final", 1, None, None, None, None),))
-    assert "No epoch has a finite loss or accuracy." in training.training(empty)
+    text = training.section(Facts("run", False))
+    assert "No epoch has been recorded." in text and "were not recorded" in text
+    empty = Facts("run", False, epochs=(Epoch("final", 1),))
+    assert "No epoch has a finite loss or accuracy." in training.section(empty)
 
 
 def test_many_stages_draw_the_last_and_keep_all_numbers():
-    epochs = tuple(Epoch(f"supernet-{s}", i, 1.0 / i, None, None, None) for s in range(20) for i in (1, 2))
+    epochs = tuple(Epoch(f"supernet-{s}", i, 1.0 / i) for s in range(20) for i in (1, 2))
     figure = drawn(Facts("run", True, epochs=epochs))["training-loss"]
     assert len(figure.legend) == 12 and len(figure.rows) == 40 and "The first 8 stages" in figure.caption
 
@@ -114,15 +113,15 @@ def test_the_test_images_by_number_of_classes(classes, expected):
     told = facts(analysis(classes))
     start = time.perf_counter()
     assert list(drawn(told)) == expected
-    text = training.training(told)
+    text = training.section(told)
     assert time.perf_counter() - start < 3 and len(text) < 1.5 * 2**20
-    assert f"{17 * classes if classes > 1 else 20:,} of {20 * classes:,} test images are right" in text
+    assert f"{17 * classes if classes > 1 else 20:,} of {20 * classes:,} test images are classified correctly" in text
     assert ("is not drawn" in text) == (classes > 120)
 
 
 def test_every_cell_of_a_small_matrix_tells_its_count():
     figure = drawn(facts(analysis(3)))["confusion"]
-    assert "class 0 right: 17 of 20" in tips(figure) and "class 2 taken for class 0: 3 of 20" in tips(figure)
+    assert "class 0 correct: 17 of 20" in tips(figure) and "class 2 predicted as class 0: 3 of 20" in tips(figure)
     assert figure.rows[0] == ("class 0", "class 0", 17) and len(figure.rows) == 6
     drawing = ElementTree.fromstring(figure.svg)
     inks = {r.get("class"): float(r.get("opacity")) for r in drawing.iter("rect") if r.get("opacity")}
@@ -134,7 +133,7 @@ def test_the_most_confused_pairs_come_first():
     raw = analysis(50, wrong=1)
     raw["test"]["confusion"] += [[7, 9, 5], [8, 3, 9]]
     figure = drawn(facts(raw))["confused-pairs"]
-    assert tips(figure)[:2] == ["class 8 taken for class 3: 9 of 29", "class 7 taken for class 9: 5 of 25"]
+    assert tips(figure)[:2] == ["class 8 predicted as class 3: 9 of 29", "class 7 predicted as class 9: 5 of 25"]
     assert len(tips(figure)) == 20 and len(figure.rows) == 102
 
 
@@ -154,15 +153,15 @@ def test_many_classes_show_worst_and_best_and_keep_all():
     assert names == [f"class {i}" for i in (*range(15), *range(87, 102))] and len(figure.rows) == 102
 
 
-def test_mistakes_say_what_was_said_and_how_sure():
+def test_mistakes_show_prediction_truth_and_probability():
     figure = drawn(facts(analysis(2)))["mistakes"]
-    assert tips(figure)[0] == "said class 1 97 %, is class 0 (2 %): photos/0.jpg"
+    assert tips(figure)[0] == "predicted class 1 (97 %), true class class 0 (2 %): photos/0.jpg"
     assert figure.svg.count(f'<image href="{PIXEL}"') == 24 and len(figure.rows) == 30
     assert figure.rows[1] == ("photos/1.jpg", "class 1", "class 0", 0.96, 0.02)
 
 
-def test_no_mistake_is_told():
-    assert "No test image was taken for another class." in training.training(facts(analysis(4, wrong=0)))
+def test_no_mistake_is_a_sentence():
+    assert "No test image was misclassified." in training.section(facts(analysis(4, wrong=0)))
 
 
 class Tags(HTMLParser):
@@ -185,7 +184,7 @@ def test_hostile_names_stay_text_and_bounded(classes):
         mistake.update(name=EVIL * 200, picture=("javascript:alert(1)", PIXEL + "'", PIXEL)[i % 3])
     told = facts(raw)
     drawn(told)
-    text = training.training(told)
+    text = training.section(told)
     page = Tags(text)
     assert not {"script", "img"} & page.tags and not [k for k, _ in page.attributes if k.startswith("on") or k == "src"]
     assert all(v == PIXEL or v.startswith("data:image/png;base64,") for k, v in page.attributes if k == "href")
@@ -226,22 +225,23 @@ def test_damage_becomes_a_sentence(name):
     raw = analysis(3)
     raw["test"][key] = value
     drawn(facts(raw))
-    assert sentence in training.training(facts(raw))
+    assert sentence in training.section(facts(raw))
 
 
 @pytest.mark.parametrize("raw", [None, 5, [], {"count": "x"}, {"count": NAN, "confusion": {}, "per_class": 3}])
 def test_a_part_that_is_no_part(raw):
     told = facts({"test": raw, "classes": 7})
     assert drawn(told) == {}
-    assert "The test images" in training.training(told)
+    assert "The test images" in training.section(told)
 
 
 def test_counts_missing_are_taken_from_the_matrix():
-    view, notes = scored({"classes": ["a", "b"], "test": {"confusion": [[0, 0, 3], [1, 0, 1]]}})
-    assert view is not None and (view.count, view.correct) == (4, 3) and notes == []
+    raw = {"classes": ["a", "b"], "test": {"confusion": [[0, 0, 3], [1, 0, 1]]}}
+    found = Analysis.model_validate(raw).test
+    assert found is not None and (found.count, found.correct, found.problems) == (4, 3, ())
 
 
 def test_the_section_of_a_whole_run(make):
     told = collect(make(classes=10))
     assert {"training-loss", "training-rate", "confusion", "class-accuracy", "mistakes"} <= set(drawn(told))
-    assert training.training(told).count("<figure") == len(training.figures(told))
+    assert training.section(told).count("<figure") == len(training.figures(told))

@@ -23,13 +23,13 @@ import pytest
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
-from tailorvit.report.live import SCRIPT
-from tailorvit.report.page import render
-from tailorvit.report.snapshot import copy_database, read, snapshot
+from tailorvit.report import collect, render
+from tailorvit.report.page import page_parts
+from tailorvit.report.reading import copy_database, snapshot
 from tailorvit.runs import Run
 
 module = importlib.import_module("tailorvit.report.watch")  # the package may export the function by this name
-watch = module.watch
+watch, SCRIPT = module.watch, module.SCRIPT
 WRITER = """
 import sys, time
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_the_policy_allows_exactly_the_scripts_on_the_page(make):
 
 
 def test_a_written_report_is_not_live(make):
-    text = render(read(make()))
+    text = render(collect(make()))
     assert "connect-src" not in text and "fetch(" not in text and "tailorvit-version" not in text
 
 
@@ -172,7 +172,7 @@ def test_it_listens_on_this_machine_only(make):
 
 def test_drawn_once_while_nothing_changes(make, monkeypatch):
     folder, count = make(), []
-    monkeypatch.setattr(module, "render", lambda facts: count.append(1) or render(facts))
+    monkeypatch.setattr(module, "page_parts", lambda facts: count.append(1) or page_parts(facts))
     with serving(folder) as url:
         first = state(url)["version"]
         assert ask(url)[2] == ask(url)[2] and state(url)["version"] == first and len(count) == 1
@@ -219,7 +219,7 @@ def test_our_own_mistakes_become_a_page(make, monkeypatch):
     def trip(facts):
         raise RuntimeError("<b>odd</b>")
 
-    monkeypatch.setattr(module, "render", trip)
+    monkeypatch.setattr(module, "page_parts", trip)
     with serving(make()) as url:
         assert "&lt;b&gt;odd&lt;/b&gt;" in ask(url)[2] and state(url)["status"] == "unreadable"
 
@@ -371,4 +371,4 @@ def test_ctrl_c_ends_quietly(make):
 def test_a_trial_without_accuracy_is_no_best(tmp_path):
     with Run.create(tmp_path / "run", "", {}) as run:
         run.record_trials("search", [{"arch": Arch("vit", depth=1), "score": 3.0}])
-    assert module.summary(read(tmp_path / "run")) == {"status": "running", "best": None, "trials": 1, "epoch": ""}
+    assert module.summary(collect(tmp_path / "run")) == {"status": "running", "best": None, "trials": 1, "epoch": ""}

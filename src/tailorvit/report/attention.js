@@ -141,11 +141,11 @@
       const svg = make("svg", { role: "img", "aria-label": title }, "");
       make("title", {}, title, svg);
       const [row, column] = l.references[state.reference];
-      make("text", { x: 4, y: 11 }, `${l.name}, asked by the patch in row ${row + 1}, column ${column + 1}`, svg);
+      make("text", { x: 4, y: 11 }, `${l.name}, query patch in row ${row + 1}, column ${column + 1}`, svg);
       let y = 20;
       data.images.forEach((seen, image) => {
         if (state.image >= 0 && state.image !== image) return;
-        const wrong = seen.truth === seen.said ? "" : `, taken for ${seen.said}`;
+        const wrong = seen.truth === seen.predicted ? "" : `, predicted ${seen.predicted}`;
         const words = `${seen.name}: ${seen.truth}${wrong}`, letters = [...words];
         const ends = `${letters.slice(0, 34).join("")}…${letters.slice(-35).join("")}`;
         const cut = letters.length > 70 ? ends : words;

@@ -1,42 +1,107 @@
-"""Charts: plain functions from numbers to drawings; a Figure adds words and the numbers themselves."""
+"""Charts: figures, axes and drawings as inline SVG text, coloured by the style sheet.
+
+A drawing is a plain function from numbers to SVG. A `Figure` adds title, caption and the numbers themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
+from typing import Any, NamedTuple
 
-from tailorvit.report.axes import COLOURS, HEIGHT, WIDTH, Axes, Box, Point, Scale, short, span, svg, text, thin, ticks
-from tailorvit.report.figure import tip
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = [
-    "COLOURS",
-    "HEIGHT",
-    "WIDTH",
-    "Axes",
-    "Box",
-    "Point",
-    "Scale",
-    "bars",
-    "estimates",
-    "front",
-    "intervals",
-    "legend",
-    "levels",
-    "lines",
-    "scatter",
-    "short",
-    "span",
-    "stack",
-    "svg",
-    "text",
-    "thin",
-    "ticks",
-]
-_HINTED = 60  # points of a line with a dot and words each; more would crowd the line
+Point = tuple[float, float]
+Scale = Callable[[float], float]  # from a value to its place on the drawing
+WIDTH, HEIGHT = 440, 260  # small enough that text stays readable when a phone shrinks the drawing
+COLOURS = 6  # classes c0 ... c5 in the style sheet
+LEVELS = 16  # colours of a heat map: four bits per pixel keep a 14 x 14 map near 200 bytes
+_MOST_DOTS = 60  # points of a line that each get a dot with a hint; more would crowd the line
+_HEAT = ((11, 16, 38), (91, 31, 122), (196, 60, 90), (245, 143, 41), (252, 243, 165))  # dark to light
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart as numbers (for CSV) and as a drawing (for the page, SVG and PNG)."""
+
+    key: str  # names its files and its place on the page: lower case letters, digits and hyphens
+    title: str
+    caption: str  # one or two plain sentences: what is drawn and how to read it
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Any]]
+    svg: str  # one <svg> element; colours by class, so that it fits the light and the dark page
+    legend: tuple[tuple[str, str], ...] = ()  # (class, words): ("c0", "best")
+    controls: str = ""  # markup of filters for the page's script; empty for most figures
+
+    def html(self) -> str:
+        """The figure as the page shows it."""
+        keys = "".join(f'<span class="key {style}">{escape(words)}</span>' for style, words in self.legend)
+        legend = f'<p class="legend">{keys}</p>' if keys else ""
+        return (
+            f'<figure id="{escape(self.key)}" class="chart"><h4>{escape(self.title)}</h4>{self.controls}'
+            f'<div class="drawing">{self.svg}</div>{legend}<figcaption>{escape(self.caption)}</figcaption></figure>\n'
+        )
+
+
+def figures_of(*found: Figure | None) -> list[Figure]:
+    """The figures that have something to draw."""
+    return [figure for figure in found if figure is not None and figure.svg]
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers that cover [low, high]."""
+    raw = (high - low) / count
+    if not high > low or not 0 < raw < math.inf:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next((m * power for m in (1, 2, 2.5, 5) if m * power >= raw), 10 * power)
+    if not step > 0 or max(abs(low), abs(high)) / step > 1e12:  # beyond the precision of a float
+        return [low, high]
+    first = math.ceil(low / step - 1e-9)
+    places = max(0, 2 - math.floor(math.log10(step)))
+    return [round(i * step, places) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def short(value: float) -> str:
+    """A number for an axis: 5M, 1.25G, 0.001."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def thin(items: Sequence[Point], most: int) -> list[Point]:
+    """At most ``most`` items, evenly picked, with the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def span(values: Iterable[float], label: str = "") -> tuple[float, float]:
+    """The range of some values with a margin, never empty; percentages stay in 0 to 100, shares in 0 to 1."""
+    every = list(values)
+    low, high = min(every), max(every)
+    if not math.isfinite(high - low):
+        return low, high
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    most = 100.0 if "%" in label else 1.0 if label.startswith("share") else math.inf
+    if most < math.inf and 0 <= low <= high <= most:
+        return max(low - margin, 0.0), min(high + margin, most)
+    return low - margin, high + margin
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Points no other beats: lower x and higher y are better; in order of x."""
+    """The Pareto front, in order of x: no other point has a lower x and a higher y."""
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (p[0], -p[1])):
         if not best or point[1] > best[-1][1]:
@@ -44,9 +109,182 @@ def front(points: Sequence[Point]) -> list[Point]:
     return best
 
 
+# -- marks ------------------------------------------------------------------------------------------------------------
+
+
+def tip(words: str) -> str:
+    """The attribute of a hint: the page's script shows it when the reader points at the element."""
+    return f' data-tip="{escape(words)}"'
+
+
+def svg(parts: Sequence[str], title: str, width: float = WIDTH, height: float = HEIGHT, extra: str = "") -> str:
+    """One drawing from its parts."""
+    name = escape(title)
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{name}"{extra}><title>{name}</title>'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", style: str = "") -> str:
+    """A line of text."""
+    side = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    kind = f' class="{style}"' if style else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{side}{kind}>{escape(words)}</text>'
+
+
+def bar(x: float, y: float, width: float, height: float, style: str, extra: str = "") -> str:
+    """A filled box."""
+    return f'<rect class="bar {style}" x="{x:g}" y="{y:g}" width="{max(width, 0):.1f}" height="{height:g}"{extra}/>'
+
+
+def whisker(a: float, b: float, y: float, reach: float = 4) -> str:
+    """A horizontal interval with two ends."""
+    end = f"{y - reach:g}v{2 * reach:g}"
+    return f'<path class="whisker" d="M{a:.1f} {y:g}H{b:.1f}M{a:.1f} {end}M{b:.1f} {end}"/>'
+
+
+def trim(words: str, most: int) -> str:
+    """A long name without its middle: file names differ at their ends more often than at their beginnings."""
+    if len(words) <= most:
+        return words
+    head = (most - 1) // 2
+    return f"{words[:head]}…{words[len(words) - (most - 1 - head) :]}"
+
+
+def image(href: str, x: float, y: float, width: float, height: float, fit: str = "none") -> str:
+    """A picture; ``href`` must be a checked data address. PNG keeps its pixels, photographs are smoothed."""
+    sharp = ' style="image-rendering:pixelated"' if href.startswith("data:image/png") else ""
+    return (
+        f'<image href="{href}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
+        f' preserveAspectRatio="{fit}"{sharp}/>'
+    )
+
+
+def palette() -> NDArray[np.uint8]:
+    """The colours of heat maps, from zero to the largest value."""
+    at = np.linspace(0, len(_HEAT) - 1, LEVELS)
+    channels = [np.interp(at, range(len(_HEAT)), [colour[i] for colour in _HEAT]) for i in range(3)]
+    return np.stack(channels, axis=1).round().astype(np.uint8)
+
+
+def heat_png(values: NDArray[Any]) -> str:
+    """A matrix of bytes as the data address of a PNG, one pixel per entry."""
+    levels = (values.astype(np.uint16) * LEVELS // 256).astype(np.uint8)
+    height, width = levels.shape
+    even = np.pad(levels, ((0, 0), (0, width % 2)))
+    packed = even[:, 0::2] << 4 | even[:, 1::2]
+    raw = b"".join(b"\0" + line.tobytes() for line in packed)
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 4, 3, 0, 0, 0)  # four bits per pixel, with a palette
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"PLTE", palette().tobytes())
+    data += chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def heat_scale(x: float, y: float) -> str:
+    """A strip with the colours of a heat map."""
+    return image(heat_png(np.arange(0, 256, 16, dtype=np.uint8)[None]), x, y, 120, 8)
+
+
+# -- axes -------------------------------------------------------------------------------------------------------------
+
+
+class Box(NamedTuple):
+    """Where a chart lies on its drawing, with space for labels around the plot."""
+
+    x: float = 0
+    y: float = 0
+    width: float = WIDTH
+    height: float = HEIGHT
+    left: float = 52
+    right: float = 18
+    top: float = 22
+    bottom: float = 38
+
+
+class Axes:
+    """Axes and scales of one chart; marks are added in the units of the data. ``parts`` is the drawing so far."""
+
+    def __init__(
+        self,
+        xs: Iterable[float],
+        ys: Iterable[float],
+        x_label: str = "",
+        y_label: str = "",
+        box: Box | None = None,
+        x_names: Mapping[float, str] | None = None,
+        marks: int = 5,
+    ) -> None:
+        """``x_names`` replaces the numbers of the x axis by words."""
+        across = list(xs)
+        (self.x0, self.x1), (self.y0, self.y1) = span(across, x_label), span(ys, y_label)
+        self.box = b = box or Box()
+        self.left, self.right = b.x + b.left, b.x + b.width - b.right
+        self.top, self.bottom = b.y + b.top, b.y + b.height - b.bottom
+        self.parts: list[str] = []
+        for v in ticks(self.y0, self.y1, marks):
+            y = self.y(v)
+            self.parts.append(f'<path class="grid" d="M{self.left:g} {y:.1f}H{self.right:g}"/>')
+            self.parts.append(text(self.left - 5, y + 4, short(v), "end"))
+        whole = all(float(v).is_integer() for v in across)  # there is nothing between two generations
+        found = [v for v in ticks(self.x0, self.x1, marks) if not whole or float(v).is_integer()]
+        names = x_names if x_names is not None else {v: short(v) for v in found}
+        for v, words in names.items():
+            self.parts.append(text(self.x(v), self.bottom + 15, words, "middle"))
+        self.parts.append(f'<path class="axis" d="M{self.left:g} {self.top:g}V{self.bottom:g}H{self.right:g}"/>')
+        if x_label:
+            self.parts.append(text((self.left + self.right) / 2, b.y + b.height - 6, x_label, "middle"))
+        if y_label:
+            self.parts.append(text(b.x + 4, b.y + 13, y_label))
+
+    def x(self, value: float) -> float:
+        """The horizontal place of a value."""
+        return self.left + (value - self.x0) / (self.x1 - self.x0) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        """The vertical place of a value."""
+        return self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.bottom - self.top)
+
+    def path(self, points: Sequence[Point], style: str, stairs: bool = False) -> None:
+        """A line through points; as stairs it keeps its height until the next point."""
+        places = [(f"{self.x(a):.1f}", f"{self.y(b):.1f}") for a, b in points]
+        if places:
+            rest = "".join(f"H{a}V{b}" if stairs else f"L{a} {b}" for a, b in places[1:])
+            self.parts.append(f'<path class="{style}" d="M{places[0][0]} {places[0][1]}{rest}"/>')
+
+    def cloud(self, points: Iterable[Point], style: str) -> None:
+        """Many dots as one path of round ends: 5,000 dots take about 60 kB. Dots on the same spot are drawn once."""
+        places = dict.fromkeys(f"M{self.x(a):.1f} {self.y(b):.1f}h.01" for a, b in points)
+        if places:
+            self.parts.append(f'<path class="cloud {style}" d="{"".join(places)}"/>')
+
+    def dot(self, point: Point, style: str, radius: float = 2.5, words: str = "") -> None:
+        """One dot, with a hint."""
+        hint = f'{tip(words)} tabindex="0"' if words else ""
+        x, y = self.x(point[0]), self.y(point[1])
+        self.parts.append(f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"{hint}/>')
+
+    def rule(self, height: float, words: str, style: str = "c3") -> None:
+        """A dashed line at one height, with its name."""
+        y = self.y(height)
+        self.parts.append(f'<path class="rule {style}" d="M{self.left:g} {y:.1f}H{self.right:g}"/>')
+        self.parts.append(text(self.right, y - 4, words, "end"))
+
+    def svg(self, title: str, extra: str = "") -> str:
+        """The drawing."""
+        return svg(self.parts, title, self.box.width, self.box.height, extra)
+
+
+# -- drawings ---------------------------------------------------------------------------------------------------------
+
+
 def legend(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The legend of :func:`lines`: one colour a series, in order; dashed once the colours begin anew."""
-    return tuple((f"c{i % COLOURS}{' again' if i >= COLOURS else ''}", name) for i, name in enumerate(names))
+    """The legend of :func:`lines`: one colour per series, in order; dashed when the colours repeat."""
+    return tuple((f"c{i % COLOURS}{' dashed' if i >= COLOURS else ''}", name) for i, name in enumerate(names))
 
 
 def lines(
@@ -59,19 +297,18 @@ def lines(
     x_names: Mapping[float, str] | None = None,
     stairs: bool = False,
 ) -> str:
-    """One line per series, dashed rules at given heights; empty series are left out but keep their colour."""
+    """One line per series, and dashed rules; empty series are left out but keep their colour."""
     drawn = {name: thin(points, most) for name, points in series.items()}
     every = [p for points in drawn.values() for p in points]
     if not every:
         return ""
-    axes = Axes(
-        (p[0] for p in every), [*(p[1] for p in every), *(h for h, _ in rules)], x_label, y_label, None, x_names
-    )
+    heights = [*(p[1] for p in every), *(h for h, _ in rules)]
+    axes = Axes((p[0] for p in every), heights, x_label, y_label, None, x_names)
     for height, words in rules:
         axes.rule(height, words)
     for (style, name), points in zip(legend(list(drawn)), drawn.values(), strict=True):
         axes.path(points, f"line {style}", stairs)
-        if len(points) <= _HINTED and not stairs:
+        if len(points) <= _MOST_DOTS and not stairs:
             for point in points:
                 where = (x_names or {}).get(point[0], short(point[0]))
                 axes.dot(point, f"dot {style}", 3, f"{name}: {x_label} {where}, {y_label} {point[1]:.6g}")
@@ -87,7 +324,7 @@ def scatter(
     chosen: tuple[Point, str] | None = None,
     extra: str = "",
 ) -> str:
-    """Groups of dots in their colours, the front as a line of dots with words, and a ring around the chosen one."""
+    """Groups of dots in their colours, the front as a line of dots with hints, and a ring around the chosen one."""
     every = [
         *(p for points in groups.values() for p in points),
         *(p for p, _ in best),
@@ -107,36 +344,45 @@ def scatter(
 
 
 def bars(rows: Sequence[tuple[str, float, float | None]], title: str, form: str = "+.3g") -> str:
-    """A bar per name from zero, with a whisker of one standard error to both sides."""
+    """A bar per name to the left or right of zero, with a whisker of one standard error to both sides."""
     if not rows:
         return ""
-    left, right, row_height = 110, WIDTH - 60, 24
+    left, right, step = 110, WIDTH - 60, 24
     reach = max(abs(v) + (e or 0) for _, v, e in rows) or 1.0
     middle, scale = (left + right) / 2, (right - left) / 2 / reach
-    height = row_height * len(rows) + 8
+    height = step * len(rows) + 8
     parts = [f'<path class="axis" d="M{middle} 0V{height}"/>']
-    for i, (name, value, error) in enumerate(rows):
-        y, end = 4 + row_height * i, middle + value * scale
+    for i, (name, exact, error) in enumerate(rows):
+        value = exact if abs(exact) > 1e-9 * reach else 0.0  # rounding errors are not worth a number
+        y, end = 4 + step * i, middle + value * scale
         words = f"{name}: {value:{form}}" + ("" if error is None else f", standard error {error:.3g}")
         parts.append(text(left - 6, y + 15, name, "end"))
         parts.append(
             f'<rect class="bar {"c0" if value >= 0 else "c3"}" x="{min(middle, end):.1f}" y="{y + 4}"'
-            f' width="{abs(end - middle):.1f}" height="{row_height - 10}"{tip(words)}/>'
+            f' width="{abs(end - middle):.1f}" height="{step - 10}"{tip(words)}/>'
         )
         if error is not None:
-            a, b = end - error * scale, end + error * scale
-            parts.append(f'<path class="whisker" d="M{a:.1f} {y + 11}H{b:.1f}M{a:.1f} {y + 7}v8M{b:.1f} {y + 7}v8"/>')
+            parts.append(whisker(end - error * scale, end + error * scale, y + 11))
         parts.append(text(WIDTH - 4, y + 15, f"{value:{form}}", "end"))
     return svg(parts, title, WIDTH, height)
 
 
-def estimates(rows: Sequence[tuple[str, float, float, float, str]], title: str, x_label: str) -> str:
-    """A dot with the interval it may lie in per row: (name, value, low, high, colour)."""
-    if not rows:
+class Mark(NamedTuple):
+    """A dot in a row, with its hint and, where known, its interval."""
+
+    value: float
+    style: str
+    words: str
+    interval: tuple[float, float] | None = None
+
+
+def dot_rows(rows: Sequence[tuple[str, Sequence[Mark]]], title: str, x_label: str, step: int = 30) -> str:
+    """A row of dots per name over one scale."""
+    marks = [mark for _, row in rows for mark in row]
+    if not marks:
         return ""
-    left, step = 96, 30
-    bottom = step * len(rows) + 6
-    low, high = span([v for _, value, a, b, _ in rows for v in (value, a, b)])
+    left, bottom = 96, step * len(rows) + 6
+    low, high = span([v for m in marks for v in (m.value, *(m.interval or ()))], x_label)
 
     def at(v: float) -> float:
         return left + (v - low) / (high - low) * (WIDTH - 14 - left)
@@ -144,20 +390,19 @@ def estimates(rows: Sequence[tuple[str, float, float, float, str]], title: str, 
     parts = []
     for v in ticks(low, high):
         parts.append(f'<path class="grid" d="M{at(v):.1f} 0V{bottom}"/>{text(at(v), bottom + 14, short(v), "middle")}')
-    for i, (name, value, a, b, style) in enumerate(rows):
-        y = step * i + 18
-        words = f"{name}: {value:.2f}, between {a:.2f} and {b:.2f}"
+    for i, (name, row) in enumerate(rows):
+        y = step * (i + 0.5) + 3
         parts.append(text(left - 8, y + 4, name, "end", "strong"))
-        parts.append(
-            f'<path class="whisker" d="M{at(a):.1f} {y}H{at(b):.1f}M{at(a):.1f} {y - 5}v10M{at(b):.1f} {y - 5}v10"/>'
-            f'<circle class="dot solid {style}" cx="{at(value):.1f}" cy="{y}" r="5"{tip(words)} tabindex="0"/>'
-        )
+        for mark in row:
+            parts.append(whisker(at(mark.interval[0]), at(mark.interval[1]), y, 5) if mark.interval else "")
+            hint = f'{tip(mark.words)} tabindex="0"'
+            parts.append(f'<circle class="dot solid {mark.style}" cx="{at(mark.value):.1f}" cy="{y:g}" r="5"{hint}/>')
     parts.append(text((left + WIDTH) / 2, bottom + 30, x_label, "middle"))
     return svg(parts, title, WIDTH, bottom + 36)
 
 
 def levels(rows: Sequence[tuple[str, float, str, str]], limits: Sequence[tuple[float, str]], title: str) -> str:
-    """Bars from zero, (name, value, words, colour), against upright marks (value, words)."""
+    """Bars from zero, (name, value, words, colour), against vertical marks (value, words)."""
     reach = max([*(v for _, v, _, _ in rows), *(v for v, _ in limits)], default=0.0)
     if reach <= 0:
         return ""
@@ -165,7 +410,7 @@ def levels(rows: Sequence[tuple[str, float, str, str]], limits: Sequence[tuple[f
     height = top + step * len(rows) + 4
 
     def at(v: float) -> float:
-        return left + v / reach * (WIDTH - left - 76)
+        return left + v / reach * (WIDTH - left - 92)
 
     parts = []
     for i, (name, value, words, style) in enumerate(rows):
@@ -176,14 +421,14 @@ def levels(rows: Sequence[tuple[str, float, str, str]], limits: Sequence[tuple[f
             f' height="{step - 10}"{tip(f"{name}: {words}")}/>{text(WIDTH - 4, y + 16, words, "end")}'
         )
     for i, (value, words) in enumerate(sorted(limits)):
-        last = i == len(limits) - 1  # the others are written to the left of their line, where no other line is near
+        last = i == len(limits) - 1  # the others are written to the left of their line, where there is no other line
         parts.append(f'<path class="rule c3" d="M{at(value):.1f} 4V{height}"/>')
         parts.append(text(at(value) + (3 if last else -3), 12, words, "start" if last else "end"))
     return svg(parts, title, WIDTH, height)
 
 
 def stack(pieces: Sequence[tuple[str, float, str, str]], title: str) -> str:
-    """One bar cut into pieces: (name, value, words, colour); pieces of nothing are left out."""
+    """One bar cut into pieces: (name, value, words, colour); pieces of size zero are left out."""
     total = sum(v for _, v, _, _ in pieces if v > 0)
     if total <= 0:
         return ""
@@ -203,7 +448,7 @@ def stack(pieces: Sequence[tuple[str, float, str, str]], title: str) -> str:
 
 
 def intervals(panels: Mapping[str, Sequence[tuple[str, Sequence[float]]]], title: str, columns: int = 2) -> str:
-    """The path of every dimension, a panel each: a bar from lowest to highest choice per step, a dot per choice."""
+    """A panel per dimension: a bar from the lowest to the highest choice per step, and a dot per choice."""
     shown = {name: steps for name, steps in panels.items() if any(choices for _, choices in steps)}
     if not shown:
         return ""

@@ -1,32 +1,158 @@
-"""Compare: several runs side by side, grouped over seeds, with mean, spread and what the differences tell."""
+"""Several runs side by side: groups over seeds, mean and spread, intervals of differences, figures, and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from tailorvit import units
 from tailorvit.errors import TailorError
-from tailorvit.report.answer import search_seconds
-from tailorvit.report.files import csv_text
-from tailorvit.report.parts import clean, duration, limits_in_words, size
-from tailorvit.report.records import Facts, real, table, whole
-from tailorvit.report.snapshot import read
-from tailorvit.report.spread import Gap, Stat, gap, paired, stat
+from tailorvit.report.charts import COLOURS, WIDTH, Axes, Figure, Point, bar, svg, text, thin, tip, trim
+from tailorvit.report.files import csv_text, write_figures, write_page
+from tailorvit.report.markup import (
+    cell,
+    clean,
+    counted,
+    duration,
+    fold,
+    grid,
+    limits_in_words,
+    metric_name,
+    percent,
+    points,
+    size,
+    soft,
+)
+from tailorvit.report.page import shell
+from tailorvit.report.reading import Facts, Limit, collect, table, whole, whole_text
+from tailorvit.report.result import TIMES
+from tailorvit.report.space import error_curve
 from tailorvit.runs.atomic import dumps
 
-# What a run may differ in and still count as the same experiment: chance, the machine, and how work is cut up.
+# Keys in which runs of one group may differ: chance, the machine, and how work is divided.
 NEUTRAL = (
     *("seed", "device", "threads", "tensorboard", "data.cache", "data.source", "evaluate.batch"),
     *("trunk.batch", "trunk.cache"),
     *(f"{part}.{key}" for part in ("train", "final.train") for key in ("checkpoint_seconds", "compile")),
 )
 METRICS = ("test_accuracy", "params", "macs", "search_seconds", "baseline_accuracy", "gain")
-HEADS = ("run", "group", "seed", "status", "test accuracy", "parameters", "MACs", "search time", "baseline", "gain")
-_PAIRS = 6  # up to so many groups are compared each with each; more, each with the first
+_NUMBERS = ("test accuracy", "parameters", "MACs", "search time", "baseline", "gain")
+HEADS, GROUP_HEADS = ("run", "group", "seed", "status", *_NUMBERS), ("group", "n", *_NUMBERS)
+LEVEL = 0.95
+ENOUGH = 3  # runs on each side before a difference gets a verdict
+_PAIRS = 6  # up to so many groups are compared with each other; more, with the first only
+_KEYS = 200  # differing recipe keys on the page; the JSON holds all
+_NAME = 40  # characters of a name in a legend
+Seeded = Sequence[tuple[int | None, float]]  # (seed, value)
+
+
+# -- mean, spread and differences -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A number over runs; one run has no spread."""
+
+    n: int
+    mean: float
+    sd: float | None
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"n": self.n, "mean": self.mean, "sd": self.sd, "min": self.low, "max": self.high}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A mean difference; ``low`` and ``high`` are its 95 % t interval where there are enough runs for one."""
+
+    kind: str  # paired (by seed), welch (unpaired) or plain (no interval)
+    n: tuple[int, int]  # runs on each side, or pairs
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    def words(self) -> str:
+        """The difference in a sentence, with how far it can be trusted."""
+        count = {
+            "paired": f"{self.n[0]} pairs of the same seed",
+            "welch": f"unpaired, n = {self.n[0]} and {self.n[1]}",
+            "plain": f"n = {self.n[0]} and {self.n[1]}",
+        }[self.kind]
+        words = f"{self.mean:+.2f} points ({count})"
+        if self.low is not None and self.high is not None:
+            words += f", 95 % interval {self.low:+.2f} to {self.high:+.2f}"
+        if min(self.n) < ENOUGH:
+            return f"{words}; too few runs to judge."
+        if self.low is None or self.high is None:
+            return f"{words}."
+        inside = self.low <= 0 <= self.high
+        return f"{words}; {'it includes 0: no clear difference' if inside else 'it does not include 0'}."
+
+
+def stat(values: Sequence[float]) -> Stat | None:
+    """Mean, sample deviation and range; None without values."""
+    if not values:
+        return None
+    return Stat(len(values), fmean(values), stdev(values) if len(values) > 1 else None, min(values), max(values))
+
+
+def _reach(error: float, freedom: float) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf((1 + LEVEL) / 2, freedom)) * error
+
+
+def paired(differences: Sequence[float]) -> Gap:
+    """From differences within pairs: the paired t interval."""
+    n, mean = len(differences), fmean(differences)
+    if n < 2:
+        return Gap("plain", (n, n), mean)
+    reach = _reach(stdev(differences) / math.sqrt(n), n - 1)
+    return Gap("paired", (n, n), mean, mean - reach, mean + reach)
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> Gap:
+    """Second less first, with unequal spread: Welch's t interval."""
+    sizes, mean = (len(first), len(second)), fmean(second) - fmean(first)
+    if min(sizes) < 2:
+        return Gap("plain", sizes, mean)
+    parts = [stdev(side) ** 2 / len(side) for side in (first, second)]
+    if not sum(parts):
+        return Gap("welch", sizes, mean, mean, mean)
+    freedom = sum(parts) ** 2 / sum(p * p / (len(side) - 1) for p, side in zip(parts, (first, second), strict=True))
+    reach = _reach(math.sqrt(sum(parts)), freedom)
+    return Gap("welch", sizes, mean, mean - reach, mean + reach)
+
+
+def gap(first: Seeded, second: Seeded) -> Gap | None:
+    """Second less first, from (seed, value): paired where two or more seeds are the same, else unpaired."""
+    if not first or not second:
+        return None
+    a, b = _by_seed(first), _by_seed(second)
+    shared = sorted(set(a) & set(b))
+    if len(shared) >= 2:
+        return paired([b[seed] - a[seed] for seed in shared])
+    return welch([v for _, v in first], [v for _, v in second])
+
+
+def _by_seed(values: Seeded) -> Mapping[int, float]:
+    """One value per seed: the mean where a seed was run more than once."""
+    every: dict[int, list[float]] = {}
+    for seed, value in values:
+        if seed is not None:
+            every.setdefault(seed, []).append(value)
+    return {seed: fmean(vs) for seed, vs in every.items()}
+
+
+# -- runs and groups --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,6 +176,21 @@ class RunRow:
     counted: bool
     facts: Facts = field(repr=False, compare=False)
 
+    def cells(self) -> tuple[str | None, ...]:
+        """The row of the table."""
+        return (
+            clean(self.name),
+            str(self.group),
+            None if self.seed is None else str(self.seed),
+            self.status,
+            percent(self.test_accuracy),
+            size(self.params),
+            size(self.macs, "macs"),
+            None if self.search_seconds is None else duration(self.search_seconds),
+            percent(self.baseline_accuracy),
+            points(self.gain),
+        )
+
 
 @dataclass(frozen=True)
 class Group:
@@ -57,16 +198,40 @@ class Group:
 
     number: int
     name: str
-    label: str  # the part of its name that tells it from the others
+    label: str  # the part of its name that the other groups do not share
     runs: tuple[str, ...]
     counted: int
     stats: Mapping[str, Stat]
     against_baseline: Gap | None
 
+    def cells(self) -> tuple[str | None, ...]:
+        """The row of the table: mean and deviation; the accuracy with its range, or with the remark (one run)."""
+
+        def shown(key: str, words: Callable[[float], str]) -> str | None:
+            s = self.stats.get(key)
+            if s is None:
+                return None
+            spread = "" if s.sd is None or s.low == s.high else f" ± {words(s.sd).lstrip('+')}"
+            if key != "test_accuracy":
+                return words(s.mean) + spread
+            span = f" ({words(s.low)} to {words(s.high)})" if spread else ""
+            return f"{words(s.mean)} (one run)" if s.sd is None else words(s.mean) + spread + span
+
+        return (
+            str(self.number),
+            str(self.counted),
+            shown("test_accuracy", "{:.2f}".format),
+            shown("params", units.show),
+            shown("macs", lambda v: units.show(v, "macs")),
+            shown("search_seconds", duration),
+            shown("baseline_accuracy", "{:.2f}".format),
+            shown("gain", "{:+.2f}".format),
+        )
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs, groups, the differences between groups, the recipe keys that differ, and what was left out."""
+    """Runs, groups, the differences between groups, the recipe keys that differ, and remarks."""
 
     runs: tuple[RunRow, ...]
     groups: tuple[Group, ...]
@@ -75,16 +240,16 @@ class Comparison:
     notes: tuple[str, ...]
 
     def sentences(self) -> list[str]:
-        """What the differences tell, in words."""
-        text = [
+        """The differences in words."""
+        words = [
             f"Group {g.number} against its own baselines: {g.against_baseline.words()}"
             for g in self.groups
             if g.against_baseline is not None
         ]
-        text += [f"Group {b} against group {a}: {between.words()}" for a, b, between in self.gaps]
-        if len(text) > 1:
-            text.append(f"These are {len(text)} comparisons; their intervals are not widened for that.")
-        return text
+        words += [f"Group {b} against group {a}: {between.words()}" for a, b, between in self.gaps]
+        if len(words) > 1:
+            words.append(f"These are {len(words)} comparisons; their intervals are not widened for that.")
+        return words
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for programs."""
@@ -100,80 +265,32 @@ class Comparison:
                     "runs": list(g.runs),
                     "counted": g.counted,
                     "stats": {k: s.to_dict() for k, s in g.stats.items()},
-                    "against_baseline": g.against_baseline.to_dict() if g.against_baseline else None,
+                    "against_baseline": _plain(g.against_baseline) if g.against_baseline else None,
                 }
                 for g in self.groups
             ],
-            "differences": [{"group": a, "other": b, **between.to_dict()} for a, b, between in self.gaps],
+            "differences": [{"group": a, "other": b, **_plain(between)} for a, b, between in self.gaps],
             "recipe": {key: list(values) for key, values in self.keys},
             "notes": list(self.notes),
         }
 
     def csv(self) -> str:
-        """One line a run, numbers unrounded."""
+        """One line per run, numbers unrounded."""
         keys = ("name", "group", "seed", "status", "counted", "method", "source", "limits", *METRICS, "path")
         return csv_text(keys, [[getattr(r, k) for k in keys] for r in self.runs])
 
     def text(self) -> str:
         """Aligned tables for a terminal."""
-        lines = _aligned(HEADS, [run_cells(r) for r in self.runs])
-        lines += ["", *_aligned(GROUP_HEADS, [group_cells(g) for g in self.groups]), ""]
+        lines = _aligned(HEADS, [r.cells() for r in self.runs])
+        lines += ["", *_aligned(GROUP_HEADS, [g.cells() for g in self.groups]), ""]
         lines += [f"group {g.number}: {clean(g.name)}" for g in self.groups]
         lines += ["", *self.sentences()] if self.sentences() else []
-        lines += ["", *map(clean_line, self.notes)] if self.notes else []
+        lines += ["", *(clean(note, 600) for note in self.notes)] if self.notes else []
         return "\n".join(lines)
 
 
-GROUP_HEADS = ("group", "n", "test accuracy", "parameters", "MACs", "search time", "baseline", "gain")
-
-
-def clean_line(words: str) -> str:
-    """A sentence for a terminal: no control characters from a file's name."""
-    return clean(words, 600)
-
-
-def run_cells(row: RunRow) -> tuple[str | None, ...]:
-    """A run's figures in words."""
-    return (
-        clean(row.name),
-        str(row.group),
-        None if row.seed is None else str(row.seed),
-        row.status,
-        _number(row.test_accuracy, ".2f", " %"),
-        size(row.params),
-        size(row.macs, "macs"),
-        None if row.search_seconds is None else duration(row.search_seconds),
-        _number(row.baseline_accuracy, ".2f", " %"),
-        _number(row.gain, "+.2f"),
-    )
-
-
-def group_cells(group: Group) -> tuple[str | None, ...]:
-    """A group's figures in words: mean, deviation and range; one run stands alone."""
-
-    def tell(key: str, show: Any) -> str | None:
-        s = group.stats.get(key)
-        if s is None:
-            return None
-        mean = show(s.mean)
-        if s.sd is None:
-            return f"{mean} (one run)"
-        return mean if s.low == s.high else f"{mean} ± {show(s.sd).lstrip('+')} ({show(s.low)} to {show(s.high)})"
-
-    return (
-        str(group.number),
-        str(group.counted),
-        tell("test_accuracy", lambda v: f"{v:.2f}"),
-        tell("params", units.show),
-        tell("macs", lambda v: units.show(v, "macs")),
-        tell("search_seconds", duration),
-        tell("baseline_accuracy", lambda v: f"{v:.2f}"),
-        tell("gain", lambda v: f"{v:+.2f}"),
-    )
-
-
-def _number(value: float | None, form: str, unit: str = "") -> str | None:
-    return None if value is None else f"{value:{form}}{unit}"
+def _plain(between: Gap) -> dict[str, Any]:
+    return {**asdict(between), "n": list(between.n)}
 
 
 def _aligned(head: Sequence[str], body: Sequence[Sequence[str | None]]) -> list[str]:
@@ -183,49 +300,47 @@ def _aligned(head: Sequence[str], body: Sequence[Sequence[str | None]]) -> list[
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Read runs and put them side by side; one run is allowed. Unfinished and damaged ones are listed, not averaged."""
+    """Put runs side by side; one run is allowed. Unfinished and damaged runs are listed, but not averaged."""
     if not folders:
         raise TailorError("Name at least one run folder to compare.")
     places = [Path(f) for f in folders]
-    seen: dict[Path, Path] = {}
+    seen: set[Path] = set()
     for place in places:
-        real_place = place.resolve()
-        if real_place in seen:
+        if place.resolve() in seen:
             raise TailorError(f"'{place}' was given twice; each run counts once.")
-        seen[real_place] = place
-    every = [read(place) for place in places]
+        seen.add(place.resolve())
+    every = [collect(place) for place in places]
     flat = [_flat(f.settings) for f in every]
-    alike = [_experiment(f, keys) for f, keys in zip(every, flat, strict=True)]
-    order = list(dict.fromkeys(alike))
-    rows = _once(
+    kinds = [_experiment(f, keys) for f, keys in zip(every, flat, strict=True)]
+    order = list(dict.fromkeys(kinds))
+    rows = _each_seed_once(
         _row(name, place, order.index(kind) + 1, facts)
-        for name, place, kind, facts in zip(_names(places), places, alike, every, strict=True)
+        for name, place, kind, facts in zip(_names(places), places, kinds, every, strict=True)
     )
     groups = _groups(rows, _titles(rows, flat))
     return Comparison(rows, groups, _gaps(rows, groups), _differing(rows, flat), _notes(rows))
 
 
-def _once(rows: Iterable[RunRow]) -> tuple[RunRow, ...]:
-    """Each seed of a group counts once: a copy or a repetition would make the spread look smaller than it is."""
+def _each_seed_once(rows: Iterable[RunRow]) -> tuple[RunRow, ...]:
+    """A seed counts once per group: a copy would make the spread look smaller than it is."""
     known: set[tuple[int, int]] = set()
-    kept = []
+    found = []
     for row in rows:
-        again = row.counted and row.seed is not None and (row.group, row.seed) in known
         if row.counted and row.seed is not None:
-            known.add((row.group, row.seed))
-        kept.append(replace(row, counted=False) if again else row)
-    return tuple(kept)
+            row = replace(row, counted=(row.group, row.seed) not in known)
+            known.add((row.group, row.seed or 0))
+        found.append(row)
+    return tuple(found)
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """The shortest endings of the paths that tell the runs apart."""
+    """The shortest endings of the paths that differ."""
     parts = [p.resolve().parts for p in places]
-    deepest = max(map(len, parts))
-    for count in range(1, deepest + 1):
+    for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-count:]) for p in parts]
         if len(set(names)) == len(names):
-            return names
-    return ["/".join(p) for p in parts]
+            break
+    return names
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
@@ -236,12 +351,8 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{name}.")
         else:
-            flat[name] = value if isinstance(value, str) else dumps(value) if _plain(value) else str(value)
+            flat[name] = dumps(value) if isinstance(value, bool | int | float | list | None) else str(value)
     return flat
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, bool | int | float | list | None)
 
 
 def _matters(key: str) -> bool:
@@ -249,12 +360,11 @@ def _matters(key: str) -> bool:
 
 
 def _source(facts: Facts) -> str:
-    told = (facts.result.get("data"), facts.info.get("data"), facts.settings.get("data"))
-    return next((str(s) for t in told if (s := table(t).get("source"))), "data not recorded")
+    return facts.data.source or str(table(facts.settings.get("data")).get("source") or "data not recorded")
 
 
 def _limits(facts: Facts) -> str:
-    """The limits in words, however they were spelled; read from the recipe while there is no result."""
+    """The limits in words, however they were written; from the recipe while there is no result."""
     limits: dict[str, dict[str, float]] = {}
     for key, value in table(facts.settings.get("limits")).items():
         side, _, metric = key.partition("_")
@@ -262,20 +372,19 @@ def _limits(facts: Facts) -> str:
             limits.setdefault(metric, {})[side] = units.parse(value, metric)
         except (TailorError, KeyError):
             continue
-    return limits_in_words(facts.result.get("limits") or limits) or "no limit"
+    recipe = {metric: Limit(min=bounds.get("min"), max=bounds.get("max")) for metric, bounds in limits.items()}
+    return limits_in_words(facts.result.limits or recipe) or "no limit"
 
 
 def _experiment(facts: Facts, flat: Mapping[str, str]) -> tuple[Any, ...]:
-    """What runs of one group share. The fingerprint stands for the images: a folder may have another name elsewhere."""
+    """What runs of one group share. The fingerprint stands for the images, whose folder may be named differently."""
     images = table(facts.info.get("data")).get("fingerprint") or _source(facts)
-    kept = tuple(sorted((k, v) for k, v in flat.items() if _matters(k)))
-    return facts.method, str(images), _limits(facts), kept
+    return facts.method, str(images), _limits(facts), tuple(sorted((k, v) for k, v in flat.items() if _matters(k)))
 
 
 def _row(name: str, place: Path, group: int, facts: Facts) -> RunRow:
-    result, baseline = facts.result, table(facts.result.get("baseline"))
-    found, hand = real(result.get("test_accuracy")), real(baseline.get("test_accuracy"))
-    seeds = (whole(t.get("seed")) for t in (result, facts.info, facts.settings))
+    result, found, other = facts.result, facts.result.test_accuracy, facts.result.baseline.test_accuracy
+    seeds = (result.seed, whole(facts.info.get("seed")), whole(facts.settings.get("seed")))
     return RunRow(
         name=name,
         path=str(place),
@@ -286,18 +395,18 @@ def _row(name: str, place: Path, group: int, facts: Facts) -> RunRow:
         source=_source(facts),
         limits=_limits(facts),
         test_accuracy=found,
-        params=real(result.get("params")),
-        macs=real(result.get("macs")),
-        search_seconds=search_seconds(facts),
-        baseline_accuracy=hand,
-        gain=None if found is None or hand is None else found - hand,
+        params=result.params,
+        macs=result.macs,
+        search_seconds=facts.search_seconds,
+        baseline_accuracy=other,
+        gain=None if found is None or other is None else found - other,
         counted=facts.finished and found is not None,
         facts=facts,
     )
 
 
 def _titles(rows: Sequence[RunRow], flat: Sequence[Mapping[str, str]]) -> dict[int, list[str]]:
-    """The parts of every group's name: method, images, limits, and the keys that set it apart from one alike."""
+    """The parts of every group's name: method, images, limits, and the keys in which similar groups differ."""
     firsts = {r.group: i for i, r in reversed(list(enumerate(rows)))}
     heads = {g: [rows[i].method, rows[i].source, rows[i].limits] for g, i in firsts.items()}
     titles = {}
@@ -305,10 +414,10 @@ def _titles(rows: Sequence[RunRow], flat: Sequence[Mapping[str, str]]) -> dict[i
         same = [firsts[g] for g, head in heads.items() if head == heads[number]]
         keys = sorted({k for i in same for k in flat[i] if _matters(k) and len({flat[j].get(k) for j in same}) > 1})
         mine = flat[firsts[number]]
-        # The last training follows the recipe's own unless told otherwise; once is enough.
-        told = [k for k in keys if k not in (f"final.{other}" for other in keys) or mine.get(k) != mine.get(k[6:])]
-        titles[number] = heads[number] + [f"{k} = {mine.get(k, 'not set')}" for k in told[:3]]
-        titles[number] += [f"and {len(told) - 3} more keys"] if len(told) > 3 else []
+        # The final training follows the recipe's own unless it says otherwise; once is enough.
+        shown = [k for k in keys if k not in (f"final.{other}" for other in keys) or mine.get(k) != mine.get(k[6:])]
+        titles[number] = heads[number] + [f"{k} = {mine.get(k, 'not set')}" for k in shown[:3]]
+        titles[number] += [f"and {counted(len(shown) - 3, 'more key')}"] if len(shown) > 3 else []
     return titles
 
 
@@ -328,32 +437,24 @@ def _groups(rows: Sequence[RunRow], titles: Mapping[int, Sequence[str]]) -> tupl
 
 
 def _gaps(rows: Sequence[RunRow], groups: Sequence[Group]) -> tuple[tuple[int, int, Gap], ...]:
+    def values(group: Group) -> Seeded:
+        mine = (r for r in rows if r.group == group.number and r.counted)
+        return [(r.seed, r.test_accuracy) for r in mine if r.test_accuracy is not None]
+
     pairs = combinations(groups, 2) if len(groups) <= _PAIRS else ((groups[0], g) for g in groups[1:])
-    found = []
-    for a, b in pairs:
-        sides = [
-            [
-                (r.seed, r.test_accuracy)
-                for r in rows
-                if r.group == g.number and r.counted and r.test_accuracy is not None
-            ]
-            for g in (a, b)
-        ]
-        between = gap(sides[0], sides[1])
-        if between is not None:
-            found.append((a.number, b.number, between))
-    return tuple(found)
+    found = ((a.number, b.number, gap(values(a), values(b))) for a, b in pairs)
+    return tuple((a, b, between) for a, b, between in found if between is not None)
 
 
 def _differing(rows: Sequence[RunRow], flat: Sequence[Mapping[str, str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Recipe keys, and versions, that are not the same in all runs."""
-    whole_rows = [
+    """Recipe keys and versions that are not the same in all runs."""
+    every = [
         {**f, **{f"version of {k}": str(v) for k, v in table(r.facts.info.get("versions")).items()}}
         for r, f in zip(rows, flat, strict=True)
     ]
-    keys = dict.fromkeys(k for row in whole_rows for k in row)
-    table_rows = ((k, tuple(row.get(k, "not set") for row in whole_rows)) for k in keys)
-    return tuple((k, values) for k, values in table_rows if len(set(values)) > 1)
+    keys = dict.fromkeys(k for row in every for k in row)
+    found = ((k, tuple(row.get(k, "not set") for row in every)) for k in keys)
+    return tuple((k, values) for k, values in found if len(set(values)) > 1)
 
 
 def _notes(rows: Sequence[RunRow]) -> tuple[str, ...]:
@@ -367,8 +468,271 @@ def _notes(rows: Sequence[RunRow]) -> tuple[str, ...]:
             notes.append(f"{r.name} repeats seed {r.seed} of group {r.group} and is not in the means.")
         notes += [f"{r.name}: {s}" for s in r.facts.missing if "has not finished" not in s]
         if not r.facts.settings:
-            notes.append(f"{r.name}: its recipe cannot be read, so it is a group of its own kind.")
+            notes.append(f"{r.name}: its recipe cannot be read, so it forms a group of its own.")
     singles = [str(g) for g in sorted({r.group for r in rows}) if sum(r.counted for r in rows if r.group == g) == 1]
     if singles:
         notes.append(f"One finished run only, so no spread: group {', '.join(singles)}.")
     return tuple(notes)
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _colour(group: int) -> str:
+    return f"c{(group - 1) % COLOURS}"
+
+
+def _legend(comparison: Comparison) -> tuple[tuple[str, str], ...]:
+    return tuple((_colour(g.number), f"{g.number}: {clean(g.label, 2 * _NAME)}") for g in comparison.groups)
+
+
+def _who(row: RunRow) -> str:
+    return f"{clean(row.name, _NAME)}, seed {'not known' if row.seed is None else row.seed}"
+
+
+def _accuracy(comparison: Comparison) -> Figure | None:
+    """Test accuracy: a dot per run, the mean with one standard deviation, rings for the baselines."""
+    found = [(r, r.test_accuracy) for r in comparison.runs if r.counted and r.test_accuracy is not None]
+    if not found:
+        return None
+    groups = [g for g in comparison.groups if g.counted]
+    place = {g.number: float(i) for i, g in enumerate(groups)}
+    stats = {g.number: g.stats["test_accuracy"] for g in groups}
+    heights = [
+        *(a for _, a in found),
+        *(r.baseline_accuracy for r, _ in found if r.baseline_accuracy is not None),
+        *(v for s in stats.values() for v in (s.mean - (s.sd or 0), s.mean + (s.sd or 0))),
+    ]
+    names = {x: str(number) for number, x in place.items()}
+    axes = Axes([-0.5, len(groups) - 0.5], heights, "group", "test accuracy, %", x_names=names)
+    for row, value in found:
+        same = [r for r, _ in found if r.group == row.group]
+        shift = 0.0 if len(same) == 1 else 0.24 * (same.index(row) / (len(same) - 1) - 0.5)
+        x = place[row.group] + shift
+        if row.baseline_accuracy is not None:
+            words = f"baseline of {_who(row)}: {row.baseline_accuracy:.2f} %"
+            axes.dot((x + 0.03, row.baseline_accuracy), "ring c5", 3.5, words)
+        axes.dot((x - 0.03, value), f"dot solid {_colour(row.group)}", 4, f"{_who(row)}: {value:.2f} %")
+    for number, s in stats.items():
+        x, a, b = axes.x(place[number] + 0.28), axes.y(s.mean - (s.sd or 0)), axes.y(s.mean + (s.sd or 0))
+        words = f"group {number}: mean {s.mean:.2f} %, " + ("one run" if s.sd is None else f"sd {s.sd:.2f}, n = {s.n}")
+        ends = "" if s.sd is None else f"M{x:.1f} {a:.1f}V{b:.1f}M{x - 4:.1f} {a:.1f}h8M{x - 4:.1f} {b:.1f}h8"
+        axes.parts.append(f'<path class="whisker" d="{ends}M{x - 8:.1f} {axes.y(s.mean):.1f}h16"{tip(words)}/>')
+    rows = [(r.name, r.group, r.seed, a, r.baseline_accuracy) for r, a in found]
+    caption = "Dot: a run. Grey ring: its baseline. Beside them: the mean with one standard deviation to both sides."
+    columns = ("run", "group", "seed", "test accuracy, %", "baseline, %")
+    title = "Test accuracy by group"
+    return Figure("compare-accuracy", title, caption, columns, rows, axes.svg(title), _legend(comparison))
+
+
+def _sizes(comparison: Comparison) -> Figure | None:
+    """Test accuracy against parameters."""
+    every: dict[str, list[tuple[RunRow, float, float]]] = {"baseline": [], "found": []}
+    for r in comparison.runs:
+        if r.counted and r.params is not None and r.test_accuracy is not None:
+            every["found"].append((r, r.params, r.test_accuracy))
+            other = r.facts.result.baseline.params
+            if other is not None and r.baseline_accuracy is not None:
+                every["baseline"].append((r, other, r.baseline_accuracy))
+    if not every["found"]:
+        return None
+    both = [*every["found"], *every["baseline"]]
+    axes = Axes((p for _, p, _ in both), (a for _, _, a in both), "parameters", "test accuracy, %")
+    for row, p, a in every["baseline"]:
+        axes.dot((p, a), "ring c5", 3.5, f"baseline of {_who(row)}: {a:.2f} %, {p:,.0f} parameters")
+    for row, p, a in every["found"]:
+        axes.dot((p, a), f"dot solid {_colour(row.group)}", 4, f"{_who(row)}: {a:.2f} %, {p:,.0f} parameters")
+    rows = [(r.name, r.group, kind, p, a) for kind in ("found", "baseline") for r, p, a in every[kind]]
+    title = "Test accuracy against size"
+    caption = "Higher and further left is better. Grey rings: the baselines of the same runs."
+    columns = ("run", "group", "network", "parameters", "test accuracy, %")
+    return Figure("compare-size", title, caption, columns, rows, axes.svg(title), _legend(comparison))
+
+
+def _lines(
+    comparison: Comparison,
+    lines: Sequence[tuple[RunRow, Sequence[Point]]],
+    key: str,
+    title: str,
+    caption: str,
+    labels: tuple[str, str],
+    stairs: bool = False,
+    rules: Sequence[tuple[float, str]] = (),
+    x_names: dict[float, str] | None = None,
+) -> Figure | None:
+    """One line per run in the colour of its group."""
+    every = [p for _, line in lines for p in line]
+    if not every:
+        return None
+    heights = [*(y for _, y in every), *(h for h, _ in rules)]
+    axes = Axes((x for x, _ in every), heights, *labels, x_names=x_names)
+    for height, words in rules:
+        axes.rule(height, words, "c5")
+    for row, line in lines:
+        shown = thin(line, 400)
+        axes.path(shown, f"line {_colour(row.group)}", stairs)
+        if shown:
+            words = f"{_who(row)}: {labels[1]} {shown[-1][1]:.6g}"
+            axes.dot(shown[-1], f"dot solid {_colour(row.group)}", 3, words)
+    rows = [(row.name, row.group, x, y) for row, line in lines for x, y in line]
+    columns = ("run", "group", *labels)
+    return Figure(key, title, caption, columns, rows, axes.svg(title), _legend(comparison))
+
+
+def _path(comparison: Comparison) -> Figure | None:
+    """The largest sub-network of every space visited, against the limit."""
+    bounds = {m: [r.facts.result.limit(m).max for r in comparison.runs] for m in ("params", "macs")}
+    metric = next((m for m, limits in bounds.items() if any(v is not None for v in limits)), "params")
+    lines = []
+    for row in comparison.runs:
+        steps = [(s.t, s.params if metric == "params" else s.macs) for s in row.facts.spaces]
+        lines.append((row, [(float(t), v) for t, v in steps if v is not None]))
+    if not any(len(line) > 1 for _, line in lines):
+        return None  # no space moved
+    ends = {x: f"{x:g}" for _, line in lines for x, _ in line}
+    name = metric_name(metric)
+    caption = f"The {name} of the largest sub-network of each space visited. Dashed: the limit."
+    labels = ("space visited", f"{name} of the largest")
+    rules = [(v, "limit") for v in dict.fromkeys(bounds[metric]) if v is not None]
+    names = ends if len(ends) <= 12 else None
+    title = "Size of the search space"
+    return _lines(comparison, lines, "compare-path", title, caption, labels, False, rules, names)
+
+
+def _errors(comparison: Comparison) -> Figure | None:
+    """The error distribution of the last space of every run."""
+    lines = []
+    for row in comparison.runs:
+        samples: dict[int, list[float]] = {}
+        for trial in row.facts.trials:
+            name, _, place = trial.stage.partition("-")
+            if name == "edf" and trial.accuracy is not None and (t := whole_text(place)) is not None:
+                samples.setdefault(t, []).append(100 - trial.accuracy)
+        lines.append((row, error_curve(samples[max(samples)]) if samples else []))
+    caption = "Share of random sub-networks of the last space with at most this error on the search split. A curve"
+    caption += " further to the left is a better space."
+    labels = ("error, %", "share of sub-networks")
+    return _lines(comparison, lines, "compare-edf", "Errors of the last space", caption, labels, True)
+
+
+def _progress(comparison: Comparison) -> Figure | None:
+    """Best accuracy so far over the trials of the search."""
+    lines = []
+    for row in comparison.runs:
+        best, line = float("-inf"), []
+        seen = [t.accuracy for t in row.facts.trials if t.stage == "search"]
+        for i, value in enumerate(seen, 1):
+            if value is not None:
+                best = max(best, value)
+                line.append((float(i), best))
+        lines.append((row, line))
+    caption = "On the search split with inherited weights: it ranks candidates and does not estimate test accuracy."
+    labels = ("trial of the search", "best accuracy so far, %")
+    return _lines(comparison, lines, "compare-progress", "Best accuracy so far", caption, labels, True)
+
+
+def _seconds(comparison: Comparison) -> Figure | None:
+    """Time by kind of stage, a bar per run."""
+    spent = [(r, _kinds(r.facts)) for r in comparison.runs if r.facts.seconds]
+    if not spent:
+        return None
+    kinds = dict.fromkeys(k for _, per in spent for k in per)
+    looks = {k: TIMES.get(k, TIMES["other"]) for k in kinds}
+    reach = max(sum(per.values()) for _, per in spent) or 1.0
+    left, step = 146, 24
+    parts = []
+    for i, (row, per) in enumerate(spent):
+        x, y = float(left), 4 + step * i
+        parts.append(text(left - 6, y + 14, f"{row.group}: {trim(clean(row.name, 300), 16)}", "end"))
+        for kind, value in per.items():
+            width = value / reach * (WIDTH - left - 84)
+            words = tip(f"{_who(row)}: {clean(kind, _NAME)} {duration(value)}")
+            parts.append(bar(round(x, 1), y, width, 18, f"edge {looks[kind][0]}", words))
+            x += width
+        parts.append(text(x + 5, y + 14, duration(sum(per.values()))))
+    rows = [(r.name, r.group, kind, value) for r, per in spent for kind, value in per.items()]
+    legend = tuple(dict.fromkeys(looks.values()))
+    title, columns = "Time by kind of work", ("run", "group", "stage", "seconds")
+    caption = "Working time of every run, summed over its resumes. Times of different machines do not compare."
+    drawing = svg(parts, title, WIDTH, 8 + step * len(spent))
+    return Figure("compare-seconds", title, caption, columns, rows, drawing, legend)
+
+
+def _kinds(facts: Facts) -> dict[str, float]:
+    """Seconds by kind: ``supernet-0`` and ``supernet-1`` are one."""
+    kinds: dict[str, float] = {}
+    for stage, value in facts.seconds.items():
+        name, _, number = stage.rpartition("-")
+        kind = name if name and number.isdecimal() else stage
+        kinds[kind] = kinds.get(kind, 0.0) + max(value, 0.0)
+    return kinds
+
+
+def comparison_figures(comparison: Comparison) -> list[Figure]:
+    """Every figure that has something to draw."""
+    charts = (_accuracy, _sizes, _path, _errors, _progress, _seconds)
+    return [figure for chart in charts if (figure := chart(comparison)) is not None]
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The comparison as one page."""
+    title = f"{counted(len(comparison.runs), 'run')} compared"
+    drawn = "".join(f.html() for f in comparison_figures(comparison))
+    parts = [
+        ("groups", "The groups", _group_section(comparison)),
+        ("figures", "Figures", drawn or soft("No run has anything to draw yet.")),
+        ("runs", "The runs", _run_section(comparison)),
+        ("recipes", "Differences between the recipes", _recipe_section(comparison)),
+    ]
+    body = "".join(
+        f'<section id="{key}"><h2>{number}. {cell(name)}</h2>\n{inner}\n</section>\n'
+        for number, (key, name, inner) in enumerate(parts, 1)
+    )
+    items = "".join(f"<li>{cell(sentence)}</li>" for sentence in comparison.notes)
+    notes = f'<div class="note"><ul>{items}</ul></div>\n' if items else ""
+    return shell(f"{title} – TailorViT", f"<main>\n<h1>{cell(title)}</h1>\n{notes}{body}</main>\n")
+
+
+def _group_section(comparison: Comparison) -> str:
+    words = "<p>Runs that differ only in their seed and the machine form one group.</p>"
+    words += f"<ol>{''.join(f'<li>{cell(g.name)}</li>' for g in comparison.groups)}</ol>"
+    words += grid(GROUP_HEADS, [g.cells() for g in comparison.groups], len(GROUP_HEADS) - 1)
+    words += soft(
+        "Mean ± standard deviation over finished runs (lowest to highest). Gain: found less its own baseline."
+    )
+    items = "".join(f"<li>{cell(sentence)}</li>" for sentence in comparison.sentences())
+    return words + (f"<h3>Differences in test accuracy</h3><ul>{items}</ul>" if items else "")
+
+
+def _run_section(comparison: Comparison) -> str:
+    keys = [(r.name, r.group, r.seed, r.status, *(getattr(r, m) for m in METRICS)) for r in comparison.runs]
+    paths = grid(("run", "folder"), [(r.name, r.path) for r in comparison.runs])
+    return grid(HEADS, [r.cells() for r in comparison.runs], 6, keys) + fold("Folders", paths)
+
+
+def _recipe_section(comparison: Comparison) -> str:
+    if not comparison.keys:
+        return soft("All recipes are the same." if len(comparison.runs) > 1 else "There is one run only.")
+    head = ("key", *(r.name for r in comparison.runs))
+    rest = len(comparison.keys) - _KEYS
+    more = soft(f"{rest} more keys differ.") if rest > 0 else ""
+    return grid(head, [(key, *values) for key, values in comparison.keys[:_KEYS]]) + more
+
+
+def write_comparison(comparison: Comparison | Sequence[Path], out: Path) -> Path:
+    """Write the page of a comparison, or of some folders, in one step."""
+    ready = comparison if isinstance(comparison, Comparison) else compare(comparison)
+    out = Path(out)
+    if out.is_dir():
+        raise TailorError(f"'{out}' is a folder; name the file to write, such as {out / 'compare.html'}.")
+    return write_page(out, render_comparison(ready))
+
+
+def write_comparison_figures(
+    comparison: Comparison, folder: Path, formats: Sequence[str] = ("svg", "csv")
+) -> list[Path]:
+    """Every figure of a comparison as files."""
+    return write_figures(comparison_figures(comparison), Path(folder), formats)

@@ -1,4 +1,4 @@
-"""The page: facts in, one self-contained HTML text out."""
+"""The page: everything known about a run as one self-contained HTML text."""
 
 from __future__ import annotations
 
@@ -9,43 +9,30 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from tailorvit.report.again import again
-from tailorvit.report.again import figures as again_figures
-from tailorvit.report.answer import answer
-from tailorvit.report.answer import figures as answer_figures
-from tailorvit.report.checks import checks
-from tailorvit.report.checks import figures as checks_figures
-from tailorvit.report.facts import Facts
-from tailorvit.report.figure import Figure
-from tailorvit.report.network import figures as network_figures
-from tailorvit.report.network import network
-from tailorvit.report.parts import STYLE, cell, none, tidy
-from tailorvit.report.search import figures as search_figures
-from tailorvit.report.search import search
-from tailorvit.report.training import figures as training_figures
-from tailorvit.report.training import training
-from tailorvit.report.why import figures as why_figures
-from tailorvit.report.why import why
+from tailorvit.report import checks, network, reproduce, result, search, space, training
+from tailorvit.report.charts import Figure
+from tailorvit.report.markup import STYLE, cell, soft, tidy
+from tailorvit.report.reading import Facts
 
 
 class Section(NamedTuple):
-    """One section: its anchor, its short and full title, what it tells and what it draws."""
+    """One section: its anchor, its short and full title, its markup and its figures."""
 
     key: str
     name: str
     title: str
-    tell: Callable[[Facts], str]
+    render: Callable[[Facts], str]
     figures: Callable[[Facts], list[Figure]]
 
 
 SECTIONS = (
-    Section("answer", "Answer", "What was asked, and what came out", answer, answer_figures),
-    Section("why", "Why", "Why: the path of the space", why, why_figures),
-    Section("search", "Search", "The search", search, search_figures),
-    Section("network", "Network", "The network, block by block", network, network_figures),
-    Section("training", "Training", "Training and test", training, training_figures),
-    Section("checks", "Checks", "The papers' checks on this run", checks, checks_figures),
-    Section("again", "Again", "How to get it again", again, again_figures),
+    Section("result", "Result", "Goal and result", result.section, result.figures),
+    Section("space", "Space", "The search space", space.section, space.figures),
+    Section("search", "Search", "The search", search.section, search.figures),
+    Section("network", "Network", "The network", network.section, network.figures),
+    Section("training", "Training", "Training and test", training.section, training.figures),
+    Section("checks", "Checks", "Checks of this run", checks.section, checks.figures),
+    Section("reproduce", "Reproduce", "How to repeat this run", reproduce.section, reproduce.figures),
 )
 _BADGES = {
     "finished": ("c2", "finished"),
@@ -53,53 +40,66 @@ _BADGES = {
     "failed": ("c3", "failed"),
     "interrupted": ("c1", "interrupted"),
 }
-# What damaged data can raise. A section that trips over it is named and the rest is told; anything else is our mistake.
+# What damaged data can raise. Such a section is named and the others are shown; anything else is our mistake.
 _DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 
 @cache
-def page_scripts() -> tuple[str, ...]:
-    """Every script of the report, in the order of the file names."""
-    folder = resources.files("tailorvit.report")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".js"))
-    return tuple(folder.joinpath(name).read_text("utf-8") for name in names)
+def script(name: str) -> str:
+    """The text of one of the report's scripts."""
+    return tidy(resources.files("tailorvit.report").joinpath(f"{name}.js").read_text("utf-8"))
 
 
-def shell(title: str, body: str, *, scripts: Sequence[str] = (), head: str = "") -> str:
-    """A bare page in the report's style. It runs only the scripts given here, whatever a name in the body tries."""
-    every = tuple(map(tidy, (*page_scripts(), *scripts)))
-    prints = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in every)
-    allowed = " ".join(f"'sha256-{p}'" for p in prints) or "'none'"
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed};"
-        " base-uri 'none'; form-action 'none'"
-    )
-    code = "".join(f"<script>{s}</script>\n" for s in every)
+def _scripts(more: Sequence[str]) -> tuple[str, ...]:
+    return script("attention"), script("script"), *map(tidy, more)
+
+
+def shell(title: str, body: str, *, scripts: Sequence[str] = (), head: str = "", connect: bool = False) -> str:
+    """An empty page in the report's style. It runs only the report's own scripts and the ones passed here.
+
+    ``connect`` allows scripts to ask the server that the page came from.
+    """
+    code = "".join(f"<script>{s}</script>\n" for s in _scripts(scripts))
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(scripts, connect)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{cell(title)}</title>\n{head}<style>{STYLE}</style>\n</head>\n<body>\n{body}\n{code}</body>\n</html>\n"
+        f"<title>{cell(title)}</title>\n{head}<style>{STYLE}</style>\n</head>\n<body>\n{body}\n"
+        f"{code}</body>\n</html>\n"
     )
-    return tidy(page)  # names may hold bytes that are no UTF-8, and marks that turn the text around them
+    return tidy(page)  # names may hold bytes that are not UTF-8, and characters that reverse the text around them
+
+
+def policy(scripts: Sequence[str] = (), connect: bool = False) -> str:
+    """The content security policy of a page with these scripts besides the report's own."""
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in _scripts(scripts))
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed};"
+        " base-uri 'none'; form-action 'none'"
+    ) + ("; connect-src 'self'" if connect else "")
 
 
 def render(facts: Facts) -> str:
-    """The report. It asks nothing of the network and is whole without scripts; they add hovers, filters and sorting."""
+    """The report. It loads nothing from anywhere and is complete without scripts; they add hints, filters, sorting."""
+    return shell(*page_parts(facts))
+
+
+def page_parts(facts: Facts) -> tuple[str, str]:
+    """Title and body of the report."""
     links = "".join(f'<a href="#{s.key}">{n}&nbsp;{s.name}</a>' for n, s in enumerate(SECTIONS, 1))
     button = '<button class="tool" type="button" data-act="theme">Light/dark</button>'
-    nav = f'<nav aria-label="Contents">{links}{button}</nav>'
     sections = "".join(
-        f'<section id="{s.key}"><h2>{n}. {cell(s.title)}</h2>\n{_told(s, facts)}\n</section>\n'
+        f'<section id="{s.key}"><h2>{n}. {cell(s.title)}</h2>\n{_rendered(s, facts)}\n</section>\n'
         for n, s in enumerate(SECTIONS, 1)
     )
     style, words = _BADGES[facts.status]
-    badge = f'<span class="badge {style}">{words}</span>'
     started = cell(facts.info["started"], 40) if "started" in facts.info else ""
     since = f'<p class="soft">TailorViT run, started {started}</p>\n' if started else ""
-    top = f"<h1>{cell(facts.folder, 120)} {badge}</h1>\n{since}{_missing(facts)}"
-    return shell(f"{facts.folder[:120]} – TailorViT", f"{nav}\n<main>\n{top}{sections}</main>")
+    top = f'<h1>{cell(facts.folder, 120)} <span class="badge {style}">{words}</span></h1>\n{since}{_missing(facts)}'
+    body = f'<nav aria-label="Contents">{links}{button}</nav>\n<main>\n{top}{sections}</main>'
+    return f"{facts.folder[:120]} – TailorViT", body
 
 
 def figures(facts: Facts) -> list[Figure]:
@@ -109,15 +109,15 @@ def figures(facts: Facts) -> list[Figure]:
         try:
             found += section.figures(facts)
         except _DAMAGE:
-            continue  # the page names the section that cannot be told
+            continue  # the page names the section
     return found
 
 
-def _told(section: Section, facts: Facts) -> str:
+def _rendered(section: Section, facts: Facts) -> str:
     try:
-        return section.tell(facts)
+        return section.render(facts)
     except _DAMAGE as error:
-        return none(f"The data of this section is damaged and cannot be told ({type(error).__name__}: {error}).")
+        return soft(f"The data of this section is damaged and cannot be shown ({type(error).__name__}: {error}).")
 
 
 def _missing(facts: Facts) -> str:

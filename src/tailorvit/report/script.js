@@ -117,10 +117,11 @@
     for (let i = Math.ceil(low / step - 1e-9); i <= Math.floor(high / step + 1e-9) && out.length < 12; i++) out.push(i * step);
     return out;
   }
-  function span(values) {
+  function span(values, label) {
     let low = Infinity, high = -Infinity;
     for (const v of values) { low = Math.min(low, v); high = Math.max(high, v); }
     const margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
+    if (label.includes("%") && low >= 0 && high <= 100) return [Math.max(low - margin, 0), Math.min(high + margin, 100)];
     return [low - margin, high + margin];
   }
   function architecture(data, code) {
@@ -170,7 +171,8 @@
     chart = { svg, data, spots: [] };
     if (!kept.length) { make("text", { x: 60, y: 120 }, svg, "No trial fits these filters."); return; }
     const { width, height } = svg.viewBox.baseVal, left = 52, right = width - 18, top = 22, bottom = height - 38;
-    const [x0, x1] = span(kept.map((i) => point(i)[0])), [y0, y1] = span(kept.map((i) => point(i)[1]));
+    const label = data.merits[data.rows[kept[0]][0]];
+    const [x0, x1] = span(kept.map((i) => point(i)[0]), ""), [y0, y1] = span(kept.map((i) => point(i)[1]), label);
     const px = (v) => left + ((v - x0) / (x1 - x0)) * (right - left), py = (v) => bottom - ((v - y0) / (y1 - y0)) * (bottom - top);
     for (const v of ticks(y0, y1)) {
       make("path", { class: "grid", d: `M${left} ${py(v)}H${right}` }, svg);
@@ -179,7 +181,7 @@
     for (const v of ticks(x0, x1)) make("text", { x: px(v), y: bottom + 15, "text-anchor": "middle" }, svg, short(v));
     make("path", { class: "axis", d: `M${left} ${top}V${bottom}H${right}` }, svg);
     make("text", { x: (left + right) / 2, y: height - 6, "text-anchor": "middle" }, svg, data.costs[at - 4][1]);
-    make("text", { x: 4, y: 13 }, svg, data.merits[data.rows[kept[0]][0]]);
+    make("text", { x: 4, y: 13 }, svg, label);
     const groups = new Map();
     for (const i of kept) {
       const [x, y] = [px(point(i)[0]), py(point(i)[1])], source = data.rows[i][1];
@@ -199,7 +201,7 @@
       make("circle", { class: "ring c3", cx: px(x), cy: py(y), r: 6, tabindex: 0, "data-tip": words(data, data.chosen) }, svg);
     }
     const figure = svg.closest("figure"), legend = figure?.querySelector(".legend"), name = figure?.querySelector("h4");
-    const merit = data.merits[data.rows[kept[0]][0]].startsWith("score") ? "Score" : "Accuracy";
+    const merit = label.startsWith("score") ? "Score" : "Accuracy";
     if (name) name.textContent = `${merit} against ${data.costs[at - 4][1]}`;
     if (legend) legend.replaceChildren(...sources.map((source) => {
       const key = document.createElement("span");

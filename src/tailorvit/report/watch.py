@@ -1,4 +1,4 @@
-"""Watch: the report of a run under way, served to a browser on this machine only; it reads and never writes."""
+"""The live page: the report of a run under way, served to a browser on this machine only. It reads and never writes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tailorvit.errors import TailorError
-from tailorvit.report.facts import Facts
-from tailorvit.report.live import enliven
-from tailorvit.report.page import render, shell
-from tailorvit.report.parts import cell
-from tailorvit.report.snapshot import mark, read
+from tailorvit.report.markup import cell
+from tailorvit.report.page import page_parts, policy, script, shell
+from tailorvit.report.reading import Facts, collect, folder_state
 
 HOST = "127.0.0.1"
-SHARE = 0.1  # the most of one core that redrawing may take from the run beside it
-_FIXED = {
+SHARE = 0.1  # the largest share of one core that drawing may take from the run beside it
+SCRIPT = script("live")
+_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -41,25 +40,24 @@ class View:
 
     state: dict[str, Any]
     page: bytes
-    policy: str
 
 
 class Viewer:
-    """Looks at the folder when asked, draws anew when it has changed, otherwise gives what it has."""
+    """Draws the page when the folder has changed, and otherwise returns the page it has."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mutex = threading.Lock()
-        self._seen: object = self  # no mark equals this, so the first look always draws
+        self._seen: object = self  # no state equals this, so the first call always draws
         self._view: View | None = None
         self._due = 0.0
 
     def view(self) -> View:
-        """The present state; at most as fresh as the share of a core allows."""
+        """The present state; drawn as often as the share of a core allows."""
         with self._mutex:
             start = time.monotonic()
             if self._view is None or start >= self._due:
-                now = mark(self._folder)
+                now = folder_state(self._folder)
                 if self._view is None or now != self._seen:
                     self._view, self._seen = _draw(self._folder, str(now)), now
                     self._due = time.monotonic() + (time.monotonic() - start) / SHARE
@@ -69,37 +67,38 @@ class Viewer:
 def _draw(folder: Path, token: str) -> View:
     version = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()[:16]
     try:
-        facts = read(folder)
-        page, state = render(facts), summary(facts)
-    except TailorError as error:  # no folder (yet, or any more), or nothing of a run in it
-        page, state = _plain(folder, str(error)), {"status": "waiting"}
-    except Exception as error:  # a page that says what is wrong serves better than a server that ends
-        page, state = _plain(folder, f"The run cannot be read just now ({error})."), {"status": "unreadable"}
-    live, policy = enliven(page, version)
-    return View({"version": version, **state}, live.encode("utf-8", "replace"), policy)
+        facts = collect(folder)
+        parts, state = page_parts(facts), summary(facts)
+    except TailorError as error:  # no folder yet, or none any more, or no run in it
+        parts, state = _plain(folder, str(error)), {"status": "waiting"}
+    except Exception as error:  # a page that says what is wrong is better than a server that ends
+        parts, state = _plain(folder, f"The run cannot be read just now ({error})."), {"status": "unreadable"}
+    head = f'<meta name="tailorvit-version" content="{version}">\n'
+    page = shell(*parts, scripts=(SCRIPT,), head=head, connect=True)
+    return View({"version": version, **state}, page.encode("utf-8", "replace"))
 
 
 def summary(facts: Facts) -> dict[str, Any]:
-    """The few figures that /state tells."""
+    """The answer to /state."""
     best = max((t.accuracy for t in facts.trials if t.accuracy is not None), default=None)
     line = ""
     if facts.epochs and not facts.finished:
         last = facts.epochs[-1]
-        figures = [
+        numbers = (
             ("loss", last.loss, ".4g"),
             ("accuracy", last.accuracy, ".2f"),
-            ("images a second", last.speed, ".0f"),
-        ]
-        told = [f"{name} {value:{form}}" for name, value, form in figures if value is not None]
-        line = ", ".join([f"{last.stage} epoch {last.epoch}", *told])
+            ("images per second", last.images_per_second, ".0f"),
+        )
+        known = [f"{name} {value:{form}}" for name, value, form in numbers if value is not None]
+        line = ", ".join([f"{last.stage} epoch {last.epoch}", *known])
     return {"status": facts.status, "best": best, "trials": len(facts.trials), "epoch": line}
 
 
-def _plain(folder: Path, sentence: str) -> str:
+def _plain(folder: Path, sentence: str) -> tuple[str, str]:
     name = folder.resolve().name
-    rest = "This page fills by itself as soon as there is something to tell."
+    rest = "This page updates by itself as soon as there is something to show."
     body = f"<main>\n<h1>{cell(name)}</h1>\n<p>{cell(sentence)}</p>\n<p>{rest}</p>\n</main>"
-    return shell(f"{name} – TailorViT", body)
+    return f"{name} – TailorViT", body
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -107,15 +106,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     server_version, sys_version = "TailorViT", ""
-    timeout = 20  # seconds a silent client may hold a thread
+    timeout = 20  # seconds that a silent client may hold a thread
 
     def do_GET(self) -> None:
         if self.headers.get("Host", "").lower() not in self.server.names:
-            # A page of some other site may reach this port under its own name (DNS rebinding), never under ours.
+            # A page of another site may reach this port under its own name (DNS rebinding), never under ours.
             self._send(HTTPStatus.FORBIDDEN, b"Forbidden.\n")
         elif self.path == "/":
-            view = self.server.viewer.view()
-            self._send(HTTPStatus.OK, view.page, "text/html; charset=utf-8", view.policy)
+            page = self.server.viewer.view().page
+            self._send(HTTPStatus.OK, page, "text/html; charset=utf-8", policy((SCRIPT,), connect=True))
         elif self.path == "/state":
             state = json.dumps(self.server.viewer.view().state).encode()
             self._send(HTTPStatus.OK, state, "application/json")
@@ -125,17 +124,17 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Every other method ends here as 501; say 405 and repeat nothing of the request."""
+        """Every other method ends here as 501; answer 405 and repeat nothing of the request."""
         self.close_connection = True
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._send(status, f"{status.phrase}.\n".encode())
 
     def _send(
-        self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8", policy: str = _CLOSED
+        self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8", rules: str = _CLOSED
     ) -> None:
         self.send_response(status)
-        guard = f"{policy}; frame-ancestors 'none'"  # which a policy inside the page could not say
-        head = {"Content-Type": kind, "Content-Length": str(len(body)), "Content-Security-Policy": guard, **_FIXED}
+        guard = f"{rules}; frame-ancestors 'none'"  # a policy inside the page cannot say this
+        head = {"Content-Type": kind, "Content-Length": str(len(body)), "Content-Security-Policy": guard, **_HEADERS}
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             head["Allow"] = "GET, HEAD"
         for name, value in head.items():
@@ -145,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: the console belongs to the address and to Ctrl-C."""
+        """Quiet: the console shows only the address."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -160,13 +159,13 @@ class _Server(ThreadingHTTPServer):
             self.names |= {HOST, "localhost"}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away mid-answer is no news."""
+        """A browser that closed the connection is not worth a message."""
 
 
 def watch(
     folder: Path, port: int = 0, ready: Callable[[str], object] | None = None, stop: threading.Event | None = None
 ) -> None:
-    """Serve the live report of ``folder`` until Ctrl-C or ``stop``; ``ready`` is told the address."""
+    """Serve the live report of ``folder`` until Ctrl-C or ``stop``; ``ready`` is called with the address."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise TailorError(f"'{folder}' is a file, not the folder of a run.")

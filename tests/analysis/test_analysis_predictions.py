@@ -10,16 +10,17 @@ import pytest
 import torch
 from analysis_tools import opened
 
-from tailorvit.analysis.answers import (
-    Answers,
-    ask,
+from tailorvit.analysis.predictions import (
+    Predictions,
+    confident_mistakes,
     confusion,
+    images_to_show,
     per_class,
+    predict,
+    shown_name,
     summary,
-    surest_mistakes,
-    telling_images,
+    thumbnail,
 )
-from tailorvit.analysis.pictures import shown_name, thumbnail
 from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.errors import TailorError
 
@@ -28,9 +29,9 @@ def ints(*values):
     return np.array(values, dtype=np.int64)
 
 
-def answers(truth, said, sure=None):
+def predictions(truth, said, sure=None):
     sure = np.array([0.5] * len(truth) if sure is None else sure, dtype=np.float32)
-    return Answers(ints(*truth), ints(*said), sure, 1 - sure)
+    return Predictions(ints(*truth), ints(*said), sure, 1 - sure)
 
 
 # -- counts -----------------------------------------------------------------------------------------------------------
@@ -40,18 +41,18 @@ def test_a_planted_confusion():
     truth, said = ints(0, 0, 0, 1, 1, 3), ints(0, 2, 2, 1, 0, 3)
     assert confusion(truth, said) == [[0, 0, 1], [0, 2, 2], [1, 0, 1], [1, 1, 1], [3, 3, 1]]
     assert per_class(truth, said, 5) == [[3, 1], [2, 1], [0, 0], [1, 1], [0, 0]]
-    facts = summary(answers(truth, said), 5)
+    facts = summary(predictions(truth, said), 5)
     assert (facts["count"], facts["correct"]) == (6, 3)
     assert json.loads(json.dumps(facts)) == facts
 
 
 def test_one_class_and_nothing_at_all():
     assert confusion(ints(0, 0), ints(0, 0)) == [[0, 0, 2]] and per_class(ints(0, 0), ints(0, 0), 1) == [[2, 2]]
-    assert summary(answers([], []), 2) == {"count": 0, "correct": 0, "confusion": [], "per_class": [[0, 0], [0, 0]]}
-    assert len(ask(lambda x: x, [], "cpu").truth) == 0
+    assert summary(predictions([], []), 2) == {"count": 0, "correct": 0, "confusion": [], "per_class": [[0, 0], [0, 0]]}
+    assert len(predict(lambda x: x, [], "cpu").truth) == 0
 
 
-def test_answers_stream_in_order_with_float32_probabilities():
+def test_predictions_stream_in_order_with_float32_probabilities():
     logits = torch.tensor([[0.0, 2.0, 0.0], [5.0, 1.0, 1.0], [0.0, 0.0, 9.0]])
     labels = torch.tensor([1, 2, 0])
     asked = []
@@ -60,47 +61,47 @@ def test_answers_stream_in_order_with_float32_probabilities():
         asked.append(len(x))
         return x.bfloat16()
 
-    found = ask(model, zip(logits.split(2), labels.split(2)), "cpu")
+    found = predict(model, zip(logits.split(2), labels.split(2)), "cpu")
     assert asked == [2, 1], "one pass"
-    assert found.said.tolist() == [1, 0, 2] and found.truth.tolist() == [1, 2, 0] and found.broken == 0
+    assert found.predicted.tolist() == [1, 0, 2] and found.truth.tolist() == [1, 2, 0] and found.not_finite == 0
     exact = logits.softmax(-1).tolist()
     assert found.probability.tolist() == pytest.approx([exact[0][1], exact[1][0], exact[2][2]])
     assert found.truth_probability.tolist() == pytest.approx([exact[0][1], exact[1][2], exact[2][0]])
     assert found.probability.dtype == np.float32
 
 
-def test_answers_that_are_not_finite_are_counted():
+def test_predictions_that_are_not_finite_are_counted():
     logits = torch.tensor([[float("nan"), 0.0], [1.0, 0.0], [float("inf"), 0.0]])
-    found = ask(lambda x: x, [(logits, torch.tensor([1, 0, 0]))], "cpu")
-    assert found.broken == 2
+    found = predict(lambda x: x, [(logits, torch.tensor([1, 0, 0]))], "cpu")
+    assert found.not_finite == 2
     assert np.isfinite(found.probability).all() and np.isfinite(found.truth_probability).all()
 
 
 # -- choices ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_surest_mistakes_come_first():
-    found = answers([0, 0, 0, 1, 1], [1, 1, 0, 0, 0], [0.6, 0.9, 0.99, 0.9, 0.7])
-    assert surest_mistakes(found, 3) == [1, 3, 4]
-    assert surest_mistakes(found, 100) == [1, 3, 4, 0] and surest_mistakes(found, 0) == []
-    assert surest_mistakes(answers([0, 1], [0, 1]), 5) == []
+def test_the_most_confident_mistakes_come_first():
+    found = predictions([0, 0, 0, 1, 1], [1, 1, 0, 0, 0], [0.6, 0.9, 0.99, 0.9, 0.7])
+    assert confident_mistakes(found, 3) == [1, 3, 4]
+    assert confident_mistakes(found, 100) == [1, 3, 4, 0] and confident_mistakes(found, 0) == []
+    assert confident_mistakes(predictions([0, 1], [0, 1]), 5) == []
 
 
 def test_images_are_right_and_wrong_of_different_classes_and_spread():
     truth = np.repeat(np.arange(10), 20)
     said = np.where(np.arange(200) % 5 == 0, (truth + 1) % 10, truth)
-    chosen = telling_images(truth, said, 4)
+    chosen = images_to_show(truth, said, 4)
     assert [truth[i] == said[i] for i in chosen] == [True, False, True, False]
     assert len({truth[i] for i in chosen}) == 4
     assert all(abs(i - goal) < 20 for i, goal in zip(chosen, (25, 75, 125, 175), strict=True))
-    assert chosen == telling_images(truth, said, 4)
+    assert chosen == images_to_show(truth, said, 4)
 
 
 def test_images_when_there_is_little_to_choose_from():
     right = ints(0, 0, 0, 0)
-    assert sorted(telling_images(right, right, 9)) == [0, 1, 2, 3]
-    assert telling_images(right, 1 - right, 2) == [1, 3], "all wrong: nearest to a quarter and to three quarters"
-    assert telling_images(right, right, 0) == [] and telling_images(ints(), ints(), 3) == []
+    assert sorted(images_to_show(right, right, 9)) == [0, 1, 2, 3]
+    assert images_to_show(right, 1 - right, 2) == [1, 3], "all wrong: nearest to a quarter and to three quarters"
+    assert images_to_show(right, right, 0) == [] and images_to_show(ints(), ints(), 3) == []
 
 
 # -- pictures and names -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Drawings of a ranking: tau among networks of like size with its interval, and each score against the accuracy."""
+"""The figure of a ranking: tau-b among networks of similar size, with its interval, for every score."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from pathlib import Path
 
 from tailorvit.errors import TailorError
 from tailorvit.proxies.ranking import Ranking
-from tailorvit.report.charts import estimates
-from tailorvit.report.figure import Figure
-from tailorvit.report.files import write_page
-from tailorvit.report.parts import STYLE
-from tailorvit.report.standalone import standalone
+from tailorvit.report.charts import Figure, Mark, dot_rows
+from tailorvit.report.files import svg_file, write_page
 
 
 def ranking_figure(ranking: Ranking, target: str | None = None) -> Figure:
-    """One accuracy's taus within the band; colours say who beats #params."""
+    """The taus of one accuracy within the band; colours show which scores are better than #params."""
     key = target or ranking.targets[0]
     colours = {"better than #params": "c2", "worse than #params": "c3", "": "c0"}
     columns = ("score", "tau", "tau_low", "tau_high", "band_tau", "band_low", "band_high", "verdict")
@@ -26,15 +23,17 @@ def ranking_figure(ranking: Ranking, target: str | None = None) -> Figure:
         if band.value is not None:
             low = band.value if band.low is None else band.low
             high = band.value if band.high is None else band.high
-            drawn.append((entry.score[:14], band.value, low, high, colours.get(entry.verdict, "c1")))
+            words = f"{entry.score}: {band.value:.2f}, between {low:.2f} and {high:.2f}"
+            mark = Mark(band.value, colours.get(entry.verdict, "c1"), words, (low, high))
+            drawn.append((entry.score[:14], [mark]))
     pairs = ranking.of(key)[0].agreement.pairs
     caption = (
         f"Kendall's tau-b against {key} among {pairs:,} pairs of {ranking.rows:,} architectures whose parameters "
         f"differ by at most {100 * ranking.band:g} %, with 95 % bootstrap intervals over architectures."
     )
-    label = f"tau among pairs within {100 * ranking.band:g} % of size"
+    label = f"tau-b among pairs of similar size (within {100 * ranking.band:g} percent)"
     legend = (("c0", "#params"), ("c2", "better than #params"), ("c1", "no clear difference"), ("c3", "worse"))
-    drawing = estimates(drawn, f"Ranking of {ranking.table}", label)
+    drawing = dot_rows(drawn, f"Ranking of {ranking.table}", label)
     return Figure("ranking", f"{ranking.table}: {key}", caption, columns, rows, drawing, legend)
 
 
@@ -45,9 +44,9 @@ def check_figure(path: Path | None) -> None:
 
 
 def write_ranking(ranking: Ranking, path: Path, target: str | None = None) -> Path:
-    """Write the figure as an SVG that stands alone."""
+    """Write the figure as an SVG file."""
     check_figure(path)
     figure = ranking_figure(ranking, target)
     if not figure.svg:
-        raise TailorError("There is nothing to draw: no two architectures are of like size.")
-    return write_page(path, standalone(figure, STYLE))
+        raise TailorError("There is nothing to draw: no two architectures have a similar size.")
+    return write_page(path, svg_file(figure))

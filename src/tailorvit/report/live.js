@@ -1,15 +1,6 @@
-"""The live page: what a watcher adds to a report so that an open browser follows the run."""
-
-from __future__ import annotations
-
-import base64
-import hashlib
-import re
-from html import escape, unescape
-
-# Asks for the state, fetches the page when it is a new one and puts its <main> in place of the old, keeping what the
-# reader opened, chose and looked at. Words reach the page as parsed HTML of our own or as textContent only.
-SCRIPT = """(function () {
+// Follows a run: asks for the state, fetches the page when it has changed and replaces its main part, keeping what the
+// reader has opened, chosen and scrolled to. Words reach the page as parsed HTML of our own or as textContent only.
+(function () {
 "use strict";
 var version = document.querySelector('meta[name="tailorvit-version"]').content, busy = false, note = null;
 function say(words) {
@@ -88,32 +79,3 @@ setInterval(look, 2000);
 document.addEventListener("visibilitychange", look);
 look();
 }());
-"""
-_META = re.compile(r'(<meta http-equiv="Content-Security-Policy" content=")([^"]*)(">)')
-
-
-def _hash(script: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _policy(given: str) -> str:
-    """The page's own policy with this one script more, and leave to ask where the page came from."""
-    rules = {words[0]: words[1:] for part in given.split(";") if (words := part.split())}
-    rules.setdefault("default-src", ["'none'"])
-    rules["script-src"] = [*(s for s in rules.get("script-src", []) if s != "'none'"), _hash(SCRIPT)]
-    rules["connect-src"] = ["'self'"]
-    return "; ".join(" ".join([name, *words]) for name, words in rules.items())
-
-
-def enliven(page: str, version: str) -> tuple[str, str]:
-    """A report that follows its run, and the policy its answer is to carry."""
-    found = _META.search(page)
-    policy = _policy(unescape(found.group(2)) if found else "style-src 'unsafe-inline'; img-src data:")
-    meta = f'<meta name="tailorvit-version" content="{escape(version)}">\n'
-    if found:
-        own = f"{found.group(1)}{escape(policy, quote=False)}{found.group(3)}"
-        page = f"{page[: found.start()]}{own}\n{meta}{page[found.end() :]}"
-    else:
-        page = page.replace("<head>", f"<head>\n{meta}", 1)
-    body, end, rest = page.rpartition("</body>")
-    return f"{body}<script>{SCRIPT}</script>\n{end}{rest}", policy

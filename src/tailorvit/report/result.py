@@ -1,0 +1,281 @@
+"""Section 1: the goal, the network found, the comparison with the baseline, and the time it took."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from tailorvit.report import charts
+from tailorvit.report.charts import Figure, figures_of
+from tailorvit.report.markup import (
+    cards,
+    cell,
+    clean,
+    counted,
+    duration,
+    fold,
+    grid,
+    limits_in_words,
+    metric_name,
+    pair,
+    paragraph,
+    percent,
+    size,
+    stage_name,
+)
+from tailorvit.report.reading import Facts, whole
+from tailorvit.stats import wilson
+
+Interval = tuple[float, float]
+TIMES = {  # kind of stage: colour and name
+    "supernet": ("c0", "training supernets"),
+    "slopes": ("c1", "estimating slopes"),
+    "et": ("c1", "measuring errors per choice"),
+    "search": ("c2", "search"),
+    "score": ("c2", "scoring without training"),
+    "final": ("c3", "training the network found"),
+    "baseline": ("c4", "training the baseline"),
+    "other": ("c5", "other work"),
+}
+
+
+def interval(accuracy: float, images: int) -> Interval:
+    """The 95 % interval (Wilson) of an accuracy in percent, counted on so many images."""
+    low, high = wilson(min(max(accuracy, 0.0), 100.0) / 100 * images, images)
+    return 100 * low, 100 * high
+
+
+def difference_interval(first: float, second: float, images: int) -> Interval:
+    """The 95 % interval (Newcombe) of first less second, both counted on so many images."""
+    (low1, high1), (low2, high2) = interval(first, images), interval(second, images)
+    gap = first - second
+    return gap - math.hypot(first - low1, high2 - second), gap + math.hypot(high1 - first, second - low2)
+
+
+def section(facts: Facts) -> str:
+    """A short story, then the numbers."""
+    drawn = {f.key: f.html() for f in figures(facts)}
+    rows = [(stage_name(k), k, duration(v)) for k, v in facts.spent.items()]
+    stages = fold("Time of every stage", grid(("stage", "name in the run folder", "time"), rows, 1)) if rows else ""
+    times = drawn.get("result-time", "") + stages
+    if not facts.finished:
+        return paragraph(_so_far(facts)) + times
+    result, baseline, trunk = facts.result, facts.result.baseline, facts.result.trunk
+    images, found = facts.test_images, result.test_accuracy
+    of = " of the decoder" if trunk.params is not None else ""
+    search = facts.search_seconds if facts.searched else None
+    heads = cards(
+        [
+            (percent(found), f"accuracy on the test images{_interval_words(found, images)}"),
+            (size(result.params), f"parameters{of}"),
+            (size(result.macs), f"MACs per image{of}"),
+            (
+                duration(sum(facts.spent.values())) if facts.spent else None,
+                f"in total, {duration(search)} of it for the search" if search else "in total",
+            ),
+        ]
+    )
+    lines = [
+        ("Parameters", size(result.params), size(baseline.params)),
+        ("MACs (multiply-adds; papers call them FLOPs)", size(result.macs), size(baseline.macs)),
+        ("Parameters of the frozen trunk, not counted above", size(trunk.params), None),
+        ("MACs of the frozen trunk, not counted above", size(trunk.macs), None),
+        ("Accuracy on the search split, inherited weights", percent(result.search_accuracy), None),
+        ("Accuracy on the search split, after final training", percent(result.final_search_accuracy), None),
+        ("Accuracy on the test images", percent(found), percent(baseline.test_accuracy)),
+    ]
+    numbers = grid(("", "found", "baseline"), [row for row in lines if row[1] or row[2]], 2)
+    side = pair(drawn.get("result-limits", ""), drawn.get("result-accuracy", ""))
+    return f"{_story(facts)}{heads}{side}{numbers}{times}"
+
+
+def figures(facts: Facts) -> list[Figure]:
+    """The figures of this section."""
+    return figures_of(_limits(facts), _accuracy(facts), _time(facts))
+
+
+def _interval_words(accuracy: float | None, images: int | None) -> str:
+    if accuracy is None or not images:
+        return ""
+    low, high = interval(accuracy, images)
+    return f" (95 % interval {low:.1f} to {high:.1f} %, {images:,} images)"
+
+
+def _so_far(facts: Facts) -> str:
+    """What an unfinished run has reached."""
+    merits = [m for t in facts.trials if (m := t.merit) is not None]
+    words = ["There is no result yet."]
+    if merits:
+        by_score = all(t.accuracy is None for t in facts.trials)
+        best = f"a score of {max(merits):.4g}" if by_score else f"{percent(max(merits))}"
+        words.append(f"The best of {len(facts.trials):,} trials so far reached {best}.")
+    if facts.status == "failed":
+        last = next(e.text for e in reversed(facts.events) if e.kind == "failed")
+        words.append(f"The run failed: {clean(last, 500).rstrip('.')}.")
+    elif facts.status == "interrupted":
+        words.append("The run was interrupted.")
+    if facts.status in ("failed", "interrupted"):
+        words.append(f"To continue: {shlex.join(['tailorvit', 'resume', clean(facts.folder)])}")
+    return " ".join(words)
+
+
+def _story(facts: Facts) -> str:
+    parts = {"Goal": _goal(facts), "Result": _found(facts), "Baseline": _compared(facts), "Method": _method(facts)}
+    return "".join(f"<p><b>{name}:</b> {cell(words)}</p>\n" for name, words in parts.items() if words)
+
+
+def _goal(facts: Facts) -> str:
+    data = facts.data
+    train = whole(data.counts.get("train"))
+    about = [f"{train:,} training images"] if train else []
+    about += [f"{data.classes:,} classes"] if data.classes else []
+    images = f" for {clean(data.source)}" if data.source else ""
+    images += f" ({', '.join(about)})" if about else ""
+    if not facts.searched:
+        task = "fine-tune a finished network" if facts.method == "finetune" else "train one given network"
+        return f"{task}{images}."
+    limits = limits_in_words(facts.result.limits)
+    return f"the most accurate network{images} {f'with {limits}' if limits else 'without a limit'}."
+
+
+def _found(facts: Facts) -> str:
+    result, trunk = facts.result, facts.result.trunk
+    unknown = "an unknown number of"
+    words = [f"a network with {size(result.params) or unknown} parameters and {size(result.macs) or unknown} MACs."]
+    if trunk.params is not None or trunk.source:
+        source = f" {clean(trunk.source)}" if trunk.source else ""
+        words.append(
+            f"It decodes the features of the frozen trunk{source} ({size(trunk.params) or '?'} parameters,"
+            f" {size(trunk.macs) or '?'} MACs), which is not counted."
+        )
+    if result.test_accuracy is not None:
+        shown = _interval_words(result.test_accuracy, facts.test_images)
+        words.append(f"It classifies {percent(result.test_accuracy)} of the test images correctly{shown}.")
+    return " ".join(words)
+
+
+def _compared(facts: Facts) -> str:
+    """The network against the baseline; one run with one seed carries little."""
+    baseline, found, images = facts.result.baseline, facts.result.test_accuracy, facts.test_images
+    if found is None or baseline.test_accuracy is None:
+        return "there is none, so there is nothing to compare with." if facts.searched else ""
+    gap = found - baseline.test_accuracy
+    than = "equally" if abs(gap) < 0.005 else f"{abs(gap):.2f} points {'more' if gap > 0 else 'less'}"
+    epochs = f", trained for {baseline.epochs:,} epochs" if baseline.epochs else ""
+    words = (
+        f"the largest network of uniform blocks within the limits ({size(baseline.params) or '?'} parameters{epochs})"
+        f" reaches {percent(baseline.test_accuracy)}. The network found is {than} accurate."
+    )
+    if not images:
+        return words
+    low, high = difference_interval(found, baseline.test_accuracy, images)
+    better = "the network found is better" if gap > 0 else "the baseline is better"
+    verdict = (
+        "It includes 0: this run does not show which is better" if low <= 0 <= high else f"On these images {better}"
+    )
+    return f"{words} The 95 % interval of the difference is {low:+.1f} to {high:+.1f} points. {verdict}."
+
+
+def _method(facts: Facts) -> str:
+    result, spent = facts.result, sum(facts.spent.values())
+    time = f" Everything took {duration(spent)}" if spent else ""
+    if not facts.searched:
+        return f"There was no search.{_started(facts)}{time}{'.' if time else ''}"
+    trials = len(facts.trials) or result.trials or 0
+    scored = sum(t.accuracy is None and (bool(t.proxy) or t.score is not None) for t in facts.trials)
+    proxy = next((clean(t.proxy, 40) for t in facts.trials if t.proxy), "")
+    alone = sum(t.stage.startswith(("slopes-", "et-")) for t in facts.trials) if result.seek.epochs else 0
+    steps = [
+        (f"visited {counted(len(facts.spaces), 'space')}", len(facts.spaces)),
+        (f"scored {scored:,} architectures without training" + (f" ({proxy})" if proxy else ""), scored),
+        (f"trained {alone:,} architectures by themselves", alone),
+        (
+            f"evaluated {trials - scored - alone:,} architectures with the weights of a supernet",
+            trials > scored + alone,
+        ),
+    ]
+    done = [words for words, there in steps if there] or ["ran"]
+    how = {"finetune": "fine-tuned", "retrain": "trained from scratch", "inherit": "used with its inherited weights"}
+    last = f" The best network was then {how[result.final]}." if result.final in how else ""
+    search = facts.search_seconds
+    time += f", the search {duration(search)} of it." if time and search else "." if time else ""
+    together = ", ".join(done[:-1]) + f" and {done[-1]}" if len(done) > 1 else done[0]
+    return f"the search ({clean(facts.method or 'method not recorded', 40)}) {together}.{last}{time}"
+
+
+def _started(facts: Facts) -> str:
+    """The network before fine-tuning."""
+    start = facts.result.start
+    if len(start.image_size) != 2:
+        return ""
+    head = "kept its head" if start.head == "kept" else "got a new head"
+    before = percent(start.test_accuracy)
+    first = f"; before training it classified {before} of the test images correctly" if before else ""
+    return f" The network comes from one for {start.image_size[0]}x{start.image_size[1]} px and {head}{first}."
+
+
+def _limits(facts: Facts) -> Figure | None:
+    """How much of the limit the network uses; the tightest limit is drawn, all are in the numbers."""
+    result, baseline = facts.result, facts.result.baseline
+    known: list[tuple[str, float, float | None, float | None, float | None]] = []
+    for metric, bounds in result.limits.items():
+        value = result.cost(metric)
+        if value is not None and value >= 0 and (bounds.min or bounds.max):
+            known.append((metric, value, baseline.cost(metric), bounds.min, bounds.max))
+    if not known:
+        return None
+    metric, value, other, low, high = max(known, key=lambda row: row[1] / row[4] if row[4] else 0.0)
+    rows = [("found", value, size(value, metric) or "", "c0")]
+    if other is not None and other >= 0:
+        rows.append(("baseline", other, size(other, metric) or "", "c4"))
+    marks = [(v, f"{word} {size(v, metric)}") for v, word in ((low, "at least"), (high, "at most")) if v and v > 0]
+    name = clean(metric_name(metric), 40)
+    share = f" The network uses {100 * value / high:.0f} % of the upper limit." if high else ""
+    title = f"Size and limit: {name}"
+    return Figure(
+        "result-limits",
+        title,
+        f"Bars show {name}, dashed lines the limits.{share}",
+        ("metric", "found", "baseline", "at least", "at most"),
+        known,
+        charts.levels(rows, marks, title),
+    )
+
+
+def _accuracy(facts: Facts) -> Figure | None:
+    images = facts.test_images
+    known = {"found": facts.result.test_accuracy, "baseline": facts.result.baseline.test_accuracy}
+    if not images or known["found"] is None:
+        return None
+    rows = [(name, v, *interval(v, images), images) for name, v in known.items() if v is not None]
+    styles = {"found": "c0", "baseline": "c4"}
+    title = "Accuracy on the test images"
+    dots = [
+        (name, [charts.Mark(v, styles[name], f"{name}: {v:.2f} %, between {low:.2f} and {high:.2f} %", (low, high))])
+        for name, v, low, high, _ in rows
+    ]
+    svg = charts.dot_rows(dots, title, "accuracy, %")
+    caption = f"Dots: accuracy on {images:,} test images. Whiskers: its 95 % interval (Wilson)."
+    return Figure("result-accuracy", title, caption, ("network", "accuracy", "low", "high", "images"), rows, svg)
+
+
+def _time(facts: Facts) -> Figure | None:
+    total = sum(facts.spent.values())
+    if total <= 0:
+        return None
+    sums: dict[str, float] = {}
+    for stage, seconds in facts.spent.items():
+        kind = stage.partition("-")[0]
+        kind = kind if kind in TIMES else "other"
+        sums[kind] = sums.get(kind, 0.0) + seconds
+    pieces = [(TIMES[k][1], v, f"{duration(v)}, {100 * v / total:.0f} %", TIMES[k][0]) for k, v in sums.items()]
+    title = f"Time by kind of work: {duration(total)}"
+    return Figure(
+        "result-time",
+        title,
+        "Working time, summed over all resumes. Other work: samples of the spaces, the analysis for this page.",
+        ("stage", "seconds", "share"),
+        [(stage, seconds, seconds / total) for stage, seconds in facts.spent.items()],
+        charts.stack(pieces, title),
+        tuple((style, f"{name} {words}") for name, _, words, style in pieces),
+    )
