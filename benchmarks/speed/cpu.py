@@ -1,34 +1,34 @@
-"""What is fast on a CPU, and against what: start-up, exact costs, sampling, evaluation, attention, data, S4 steps."""
+"""What is fast on a CPU, and against what: start-up, exact costs, attention with relative position, data.
+
+python benchmarks/speed/cpu.py            # under five minutes
+python benchmarks/speed/cpu.py --quick    # seconds, to try it; writes no results
+python benchmarks/speed/cpu.py table      # the tables of the page, from the stored results
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from datetime import date
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ["KINETO_LOG_LEVEL"] = "6"  # the memory figures come from torch's profiler, which chats
+os.environ["KINETO_LOG_LEVEL"] = "6"  # the memory figures come from torch's profiler, which prints too much
 
 import numpy as np
 import torch
-from steps import steps
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import fill, machine, markdown, number, read, write
 
 from tailorvit import Counter, named_space, open_data
 from tailorvit.costs.measure import cpu_name
 from tailorvit.data import augment_preset
-from tailorvit.families import family
-from tailorvit.plain.relative import EXECUTIONS, Places
-from tailorvit.plain.vit import Attention, Frame
 from tailorvit.rng import generator, seed_everything
-from tailorvit.train import Evaluator
 
 HERE = Path(__file__).parent
 SIDES = (4, 8, 14, 16, 24, 32)  # 16 to 1,024 patches
@@ -47,7 +47,7 @@ def median_seconds(work: Callable[[], Any], budget: float, least: int = 3) -> fl
 
 
 def best_seconds(work: Callable[[], Any], runs: int) -> float:
-    """The quickest of some calls."""
+    """The quickest of several calls."""
     times = []
     for _ in range(runs):
         start = time.perf_counter()
@@ -71,7 +71,7 @@ def peak_bytes(work: Callable[[], Any]) -> int:
 
 
 def free_bytes() -> int:
-    """Memory that can still be had."""
+    """Memory that is still free."""
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
         if line.startswith("MemAvailable"):
             return int(line.split()[1]) * 1024
@@ -91,7 +91,7 @@ def start_up(quick: bool) -> dict[str, Any]:
 
 
 def counting(quick: bool) -> dict[str, Any]:
-    """Sampling, and exact parameters and MACs by a fresh counter; the two are timed apart."""
+    """Sampling, and exact parameters and MACs by a fresh counter, timed separately."""
     space, n = named_space("autoformer-s"), 5_000 if quick else 60_000
     rng = generator(0, "benchmark")
     start = time.perf_counter()
@@ -105,46 +105,11 @@ def counting(quick: bool) -> dict[str, Any]:
     return {"space": "autoformer-s", "archs": n, "sampled_per_second": n / sampling, "counted_per_second": n / seconds}
 
 
-def evaluation(quick: bool) -> list[dict[str, Any]]:
-    """Sub-networks of untrained supernets: sliced one by one against masked, several in a pass."""
-    digits = open_data("digits")
-    noise = torch.rand(256, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    cases = (
-        ("vit-8px", "digits, search split", list(digits.eval_batches("search", 512)), 16 if quick else 200),
-        ("vit-32px", "256 random images", [(noise, torch.arange(256) % 10)], 4 if quick else 8),
-    )
-    rows = []
-    for name, images, batches, n in cases:
-        space = named_space(name, classes=10)
-        seed_everything(0, "benchmark")
-        model = family(space.family).supernet(space)
-        rng = generator(0, "benchmark", name)
-        archs = list(dict.fromkeys(space.sample(rng) for _ in range(4 * n)))[:n]
-        sliced: list[float] = []
-        for together in (t for t in (1, 4, 8, 16) if t <= n):
-            Evaluator(model, batches, together=together)(archs[:1])  # warm-up
-            start = time.perf_counter()
-            figures = Evaluator(model, batches, together=together)(archs)
-            seconds = time.perf_counter() - start
-            sliced = sliced or figures
-            rows.append(
-                {
-                    "space": name,
-                    "images": images,
-                    "archs": n,
-                    "how": "sliced" if together == 1 else f"masked x{together}",
-                    "seconds": seconds,
-                    "largest_difference": max(abs(a - b) for a, b in zip(sliced, figures)),
-                }
-            )
-        for row in rows:
-            if row["space"] == name:
-                row["speed_against_sliced"] = next(r["seconds"] for r in rows if r["space"] == name) / row["seconds"]
-    return rows
-
-
 def attention(quick: bool) -> list[dict[str, Any]]:
     """One attention layer, forward and backward, in its three executions as tokens grow."""
+    from tailorvit.plain.relative import EXECUTIONS, Places
+    from tailorvit.plain.vit import Attention, Frame
+
     rows: list[dict[str, Any]] = []
     for side in SIDES[:4] if quick else SIDES:
         seed_everything(0, "benchmark", side)
@@ -152,7 +117,7 @@ def attention(quick: bool) -> list[dict[str, Any]]:
         places = Places(frame.grid, frame.reach, frame.head_dim)
         x = torch.rand(BATCH, frame.tokens, HEADS * HEAD_DIM, requires_grad=True)
         base: dict[str, Any] = {}
-        for execution in reversed(EXECUTIONS):  # dense first: the others are told against it
+        for execution in reversed(EXECUTIONS):  # dense first: the others are compared with it
             row: dict[str, Any] = {"patches": side * side, "execution": execution}
             rows.append(row)
             # Two tables of sums, what they are made from, and their gradients: some ten (N, N, head_dim) tensors.
@@ -164,13 +129,10 @@ def attention(quick: bool) -> list[dict[str, Any]]:
             for parameter in layer.parameters():
                 torch.nn.init.trunc_normal_(parameter, std=0.02)
 
-            def clear(layer: Attention = layer, x: torch.Tensor = x) -> None:
+            def step(layer: torch.nn.Module = layer, x: torch.Tensor = x) -> None:
+                layer(x).square().mean().backward()
                 layer.zero_grad(set_to_none=True)
                 x.grad = None
-
-            def step(layer: Attention = layer, x: torch.Tensor = x) -> None:
-                layer(x).square().mean().backward()
-                clear(layer, x)
 
             row["seconds"] = median_seconds(step, 0.2 if quick else 2.0)
             row["peak_bytes"] = peak_bytes(step)
@@ -219,102 +181,69 @@ def pipeline(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-# -- telling ----------------------------------------------------------------------------------------------------------
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Markdown."""
-    head = list(head)
-    lines = [head, ["---"] * len(head), *([str(c) for c in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+# -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def ratio(value: float | None) -> str:
-    """``0.25x``, or nothing where there is nothing to compare with."""
+    """``0.25x``, or a dash where there is nothing to compare with."""
     return "-" if value is None else f"{value:.2f}x"
 
 
-def show(facts: dict[str, Any]) -> None:
-    """Print what was measured."""
-    c = facts["counting"]
-    print(f"\ntailorvit --help: {facts['start_up']['seconds']:.2f} s (best of {facts['start_up']['runs']})")
-    print(f"exact costs: {c['counted_per_second']:,.0f} architectures of {c['space']} a second", end="; ")
-    print(f"sampling: {c['sampled_per_second']:,.0f} a second ({c['archs']:,} architectures)\n")
-    rows = [
-        (r["space"], r["images"], r["archs"], r["how"], f"{r['seconds']:.2f}", ratio(r["speed_against_sliced"]))
-        for r in facts["evaluation"]
+def tables_of(facts: dict[str, Any]) -> dict[str, str]:
+    """The tables of one measurement by name."""
+    counting, starts = facts["counting"], facts["start_up"]
+    small = [
+        (f"`tailorvit --help`, best of {starts['runs']}", f"{starts['seconds']:.2f} s"),
+        (f"exact costs of {counting['space']}", f"{counting['counted_per_second']:,.0f} architectures a second"),
+        ("sampling", f"{counting['sampled_per_second']:,.0f} architectures a second"),
     ]
-    print(table(("space", "images", "sub-networks", "how", "seconds", "speed against sliced"), rows), end="\n\n")
-    cells = []
+    rows = []
     for r in facts["attention"]:
         if "skipped" in r:
-            cells.append((r["patches"], r["execution"], r["skipped"], "-", "-", "-"))
+            rows.append((r["patches"], r["execution"], r["skipped"], "-", "-", "-"))
             continue
-        time_, memory = f"{1e3 * r['seconds']:.1f}", f"{r['peak_bytes'] / 2**20:.1f}"
+        ms, mib = number(1e3 * r["seconds"], 1), number(r["peak_bytes"] / 2**20, 1)
         ratios = ratio(r["time_against_dense"]), ratio(r["memory_against_dense"])
-        cells.append((r["patches"], r["execution"], time_, ratios[0], memory, ratios[1]))
+        rows.append((r["patches"], r["execution"], ms, ratios[0], mib, ratios[1]))
     head = ("patches", "attention", "ms a step", "time against dense", "peak MiB", "memory against dense")
-    print(table(head, cells), end="\n\n")
-    rows = [(r["images"], r["augment"], f"{r['per_second']:,.0f}") for r in facts["pipeline"]]
-    print(table(("training images", "augmentation", "images a second"), rows), end="\n\n")
-    rows = [
-        (
-            r["family"],
-            r["method"],
-            r["dims"],
-            f"{r['params']:,}",
-            f"{r['macs'] / 1e6:.2f}",
-            f"{r['supernet']:.1f}",
-            f"{r['slopes']:.1f}",
-            ratio(r["step_against_vit"]),
-        )
-        for r in facts["steps"]
-    ]
-    head = (
-        "family",
-        "method",
-        "dimensions",
-        "largest params",
-        "largest MMACs",
-        "supernet s",
-        "slopes s",
-        "step against ViT",
-    )
-    print(table(head, rows))
+    images = [(r["images"], r["augment"], number(r["per_second"])) for r in facts["pipeline"]]
+    return {
+        "cpu": markdown(("what", "figure"), small),
+        "cpu-attention": markdown(head, rows),
+        "cpu-data": markdown(("training images", "augmentation", "images a second"), images),
+    }
+
+
+def tables() -> dict[str, str]:
+    """The page's tables by name."""
+    return tables_of(read(HERE / "results" / "cpu-2026-11-15.json"))
 
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    if sys.argv[1:] == ["table"]:
+        fill(HERE / "README.md", tables())
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds, to try this script; writes no results")
-    parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/cpu-DATE.json)")
+    parser.add_argument("--out", type=Path, help="where the JSON goes (default: results/cpu-DATE.json)")
     options = parser.parse_args()
-    started = time.perf_counter()
-    facts: dict[str, Any] = {
-        "date": date.today().isoformat(),
-        "machine": {
-            "cpu": cpu_name(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "load_before": os.getloadavg()[0],
-            "memory_free": free_bytes(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "system": platform.platform(),
-        },
-        "attention_layer": {"heads": HEADS, "head_dim": HEAD_DIM, "batch": BATCH},
+    started, facts = time.perf_counter(), machine()
+    facts["machine"] |= {
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "load_before": os.getloadavg()[0],
+        "memory_free": free_bytes(),
+        "torch": torch.__version__,
     }
-    for work in (start_up, counting, evaluation, attention, pipeline, steps):
+    facts["attention_layer"] = {"heads": HEADS, "head_dim": HEAD_DIM, "batch": BATCH}
+    for work in (start_up, counting, attention, pipeline):
         print(f"{work.__name__} ...", flush=True)
         facts[work.__name__] = work(options.quick)
     facts["seconds"] = time.perf_counter() - started
-    show(facts)
-    print(f"\n{facts['machine']['cpu']}, {facts['machine']['threads']} threads, {facts['seconds']:.0f} s in all")
+    print("\n\n".join(tables_of(facts).values()))
     if options.out or not options.quick:
-        out = options.out or HERE / "results" / f"cpu-{facts['date']}.json"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts, indent=1) + "\n")
-        print(f"wrote {out}")
+        write(facts, options.out or HERE / "results" / f"cpu-{facts['date']}.json")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""Which tiles suit the kernels of relative position on this GPU: where TILES in plain/relative_kernel.py comes from.
+"""Which tiles suit the kernels of relative position on this GPU: TILES in plain/relative_kernel.py comes from here.
 
-    python benchmarks/tiles.py --out benchmarks/results/tiles-DATE.json    # 35 seconds on an H200
-    python benchmarks/tiles.py table benchmarks/results/tiles-DATE.json    # what was best, from a stored run
+    python benchmarks/speed/tiles.py --out benchmarks/speed/results/tiles-DATE.json    # 35 seconds on an H200
+    python benchmarks/speed/tiles.py table                                             # the page's table
 
-Each kernel is timed with every candidate while the others keep theirs; an answer that differs from the dense formula by
-more than bfloat16 explains is told as wrong, whatever its time.
+Each kernel is timed with every candidate while the others keep theirs. An output that differs from the dense formula by
+more than bfloat16 explains counts as wrong, whatever its time.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -22,7 +20,11 @@ from typing import Any
 
 import torch
 
-# images, heads, grid, reach, width of a head: the study's networks, AutoFormer-S at 32 px and at 224 px
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import fill, markdown, read, write
+
+HERE = Path(__file__).parent
+# images, heads, grid, reach, width of a head: networks for CIFAR-10, AutoFormer-S at 32 px and at 224 px
 SHAPES = {
     "65 tokens, heads of 32": (512, 4, (8, 8), 7, 32),
     "65 tokens, heads of 64": (512, 7, (8, 8), 14, 64),
@@ -39,7 +41,7 @@ CALLS = 10  # in one graph: launching takes longer than some of these kernels ru
 
 
 class Case:
-    """One shape: its tensors, the right answers, and one call forward or backward."""
+    """One shape: its tensors, the right outputs, and one call forward or backward."""
 
     def __init__(self, kernel: Any, shape: tuple[int, int, tuple[int, int], int, int]) -> None:
         from tailorvit.plain.relative import Places, Tables, attend, half_of
@@ -60,7 +62,7 @@ class Case:
         q, k, v = few.permute(2, 0, 3, 1, 4).unbind(0)
         right = attend(q, k, v, tables, places, self.scale, "dense").transpose(1, 2)
         self.right = right.detach(), torch.autograd.grad(right, few, self.grad[:4].float())[0]
-        self.kept: Any = self.forward()
+        self.saved: Any = self.forward()
 
     def forward(self) -> Any:
         """Output, and what the backward pass needs."""
@@ -69,10 +71,12 @@ class Case:
     def backward(self) -> Any:
         """Gradients of projections and tables."""
         ends = (self.grid, self.reach, self.scale)
-        return self.kernel.relative_attention_grad(self.grad, self.qkv, *self.tables, self.hot, None, *self.kept, *ends)
+        return self.kernel.relative_attention_grad(
+            self.grad, self.qkv, *self.tables, self.hot, None, *self.saved, *ends
+        )
 
     def wrong(self, name: str) -> float:
-        """How far the first images' answers are from the dense formula."""
+        """How far the outputs for the first images are from the dense formula."""
         made, right = (self.forward()[0], self.right[0]) if name == "forward" else (self.backward()[0], self.right[1])
         return float((made[:4].float() - right).norm() / right.norm())
 
@@ -114,45 +118,53 @@ def measure(kernel: Any, share: tuple[int, int] | None = None) -> list[dict[str,
     return rows
 
 
-def told(rows: list[dict[str, Any]]) -> str:
-    """The five best of each kernel; times of queries and keys are those of the whole backward pass."""
+def table(rows: list[dict[str, Any]]) -> str:
+    """Microseconds of the first candidate and of the best; those of queries and keys are of the whole backward pass."""
     lines = []
-    for (shape, name), group in itertools.groupby(rows, lambda r: (r["shape"], r["kernel"])):
-        each = list(group)
-        good = sorted((r for r in each if r.get("us") and r["wrong"] < 1e-2), key=lambda r: r["us"])
-        best = ", ".join(f"{tuple(r['tile'])} {r['us']:.0f}" for r in good[:5])
-        first = f"{tuple(each[0]['tile'])} {each[0].get('us') or 0:.0f}"
-        lines.append(f"{shape}, {name}: {best} us; first of the list: {first}; {len(each) - len(good)} bad")
-    return "\n".join(lines)
+    for shape in SHAPES:
+        line = [shape]
+        for name in CANDIDATES:
+            tried = [r for r in rows if (r["shape"], r["kernel"]) == (shape, name)]
+            best = min((r for r in tried if r.get("us") and r["wrong"] < 1e-2), key=lambda r: r["us"])
+            height, width, warps, stages = best["tile"]
+            line.append(f"{tried[0].get('us') or 0:.0f}")
+            line.append(f"{best['us']:.0f} ({height} x {width}, {warps} warps, {stages} stages)")
+        lines.append(line)
+    first = {name: f"{tiles[0][0]} x {tiles[0][1]}" for name, tiles in CANDIDATES.items()}
+    return markdown(("shape", *(h for name in CANDIDATES for h in (f"{name}, {first[name]}", "best"))), lines)
+
+
+def tables() -> dict[str, str]:
+    """The page's table by name."""
+    return {"tiles": table(read(HERE / "results" / "tiles-2026-11-15.json")["rows"])}
 
 
 def main() -> None:
-    """Warm the cache in several processes, then measure in one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if sys.argv[1:2] == ["table"]:
-        print(told(json.loads(Path(sys.argv[2]).read_text())["rows"]))
+    """Fill the cache of compiled kernels in several processes, then measure in one."""
+    if sys.argv[1:] == ["table"]:
+        fill(HERE / "README.md", tables())
         return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--module", default="tailorvit.plain.relative_kernel", help="another kernel with the same parts"
-    )
     parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1), help="that compile")
     parser.add_argument("--share", type=int, nargs=2, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    begun = time.perf_counter()
-    if asked.share is None:
-        own = [sys.executable, __file__, "--module", asked.module, "--share"]
-        each = [subprocess.Popen([*own, str(k), str(asked.processes)]) for k in range(asked.processes)]
-        for process in each:
-            process.wait()
-    kernel = importlib.import_module(asked.module)
-    rows = measure(kernel, asked.share and tuple(asked.share))
-    if asked.share:
+    options = parser.parse_args()
+    from tailorvit.plain import relative_kernel
+
+    started = time.perf_counter()
+    if options.share is not None:
+        measure(relative_kernel, tuple(options.share))
         return
-    facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "seconds": time.perf_counter() - begun}
-    if asked.out:
-        asked.out.write_text(json.dumps({**facts, "rows": rows}, indent=0))
-    print(told(rows))
+    own = [sys.executable, __file__, "--share"]
+    compiling = [subprocess.Popen([*own, str(k), str(options.processes)]) for k in range(options.processes)]
+    for process in compiling:
+        process.wait()
+    rows = measure(relative_kernel)
+    spent = time.perf_counter() - started
+    print(table(rows))
+    if options.out:
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "seconds": spent}
+        write({**facts, "rows": rows}, options.out)
 
 
 if __name__ == "__main__":
