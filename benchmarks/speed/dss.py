@@ -30,7 +30,7 @@ def scored(space: str, count: int, device: str, workers: int) -> tuple[float, fl
     command = [sys.executable, "-m", "tailorvit", "score", space, "--proxy", "dss", "--n", str(count)]
     command += ["--device", device, "--workers", str(workers), "--json"]
     start = time.monotonic()
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
@@ -48,10 +48,8 @@ def rate(space: str, count: int, device: str, workers: int) -> dict[str, Any]:
 
 def tables() -> dict[str, str]:
     """The page's table; the results were measured by an earlier form of this script, see the page."""
-    cpu, h200, flat = (
-        read(HERE / "results" / f"dss-{name}.json")
-        for name in ("2026-11-15-cpu", "2026-11-15-h200", "memory-2026-11-16")
-    )
+    names = ("2026-11-15-cpu", "2026-11-15-h200", "memory-2026-11-16")
+    cpu, h200, flat = (read(HERE / "results" / f"dss-{name}.json") for name in names)
     one = h200["one_process"]
     memory = flat["memory"]["mib_on_the_way"]
     low, high = sorted(one["a_second"])
@@ -80,7 +78,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small space, to try this script; writes no results")
     parser.add_argument("--out", type=Path, help="where the JSON goes (default: results/dss-DATE-DEVICE.json)")
     options = parser.parse_args()
-    cases = [("vit-8px", 20, 1)] if options.quick else [("autoformer-t", 40, options.workers), ("vit-8px", 10_000, 1)]
+    cases = [("vit-8px", 100, 1)] if options.quick else [("autoformer-t", 80, options.workers), ("vit-8px", 10_000, 1)]
     if options.device != "cpu" and not options.quick:
         cases = [("autoformer-t", 400, options.workers)]
     rows = [rate(space, count, options.device, workers) for space, count, workers in cases]

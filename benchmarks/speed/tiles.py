@@ -128,7 +128,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             best = min((r for r in tried if r.get("us") and r["wrong"] < 1e-2), key=lambda r: r["us"])
             height, width, warps, stages = best["tile"]
             line.append(f"{tried[0].get('us') or 0:.0f}")
-            line.append(f"{best['us']:.0f} ({height} x {width}, {warps} warps, {stages} stages)")
+            line.append(f"{best['us']:.0f} ({height} x {width}, warps {warps}, stages {stages})")
         lines.append(line)
     first = {name: f"{tiles[0][0]} x {tiles[0][1]}" for name, tiles in CANDIDATES.items()}
     return markdown(("shape", *(h for name in CANDIDATES for h in (f"{name}, {first[name]}", "best"))), lines)
