@@ -1,28 +1,29 @@
-"""What a run leaves: how quickly its page opens with thousands of trials, and whether every export says the same.
+"""What a run leaves: how quickly its report opens with thousands of trials, and whether all exports agree.
 
-    python benchmarks/takeaway.py RUN            # RUN: a finished run whose data is at hand
-    python benchmarks/takeaway.py RUN --quick    # fewer trials, writes nothing
+    python benchmarks/takeaway/takeaway.py RUN            # RUN: a finished run whose data is there
+    python benchmarks/takeaway/takeaway.py RUN --quick    # fewer trials, writes nothing
+    python benchmarks/takeaway/takeaway.py table          # the page's tables, from the stored results
 
-Needs Chromium (TAILORVIT_BROWSER names it), the extras of `dev`, and, for the comparison, plotly.
+Needs Chromium (TAILORVIT_BROWSER names it) and the extras of `dev`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
+import tomllib
 from pathlib import Path
 
-from tailorvit import named_space
-from tailorvit.report import collect, figures, render
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import fill, machine, markdown, read, write
+
+from tailorvit import load, named_space, open_data, write_report
 from tailorvit.rng import generator
 from tailorvit.runs import Run
 
@@ -30,17 +31,22 @@ HERE = Path(__file__).parent
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 FORMATS = ("onnx", "torch", "safetensors", "timm", "hf")
 
-# What a stranger's process does with each format: read images.npy, write logits.npy, say what it had to import.
+# What a user's process does with each format: read images.npy, write logits.npy, print what it had to import.
 OPEN = {
     "onnx": "import onnxruntime as o; s = o.InferenceSession(f + '/network.onnx'); y = s.run(None, {'images': x})[0]",
     "torch": "import torch; m = torch.export.load(f + '/network.pt2').module()\n"
     "with torch.inference_mode(): y = m(torch.from_numpy(x)).numpy()",
     "safetensors": "import torch, tailorvit; m = tailorvit.load(f).eval()\n"
     "with torch.inference_mode(): y = m(torch.from_numpy(x)).numpy()",
-    "timm": "import sys, torch, timm; sys.path.insert(0, f); import tailorvit_network\n"
+    # Folders of the first version bring their own source file, later ones need tailorvit installed.
+    "timm": "import sys, torch, timm\n"
+    "try: import tailorvit.for_timm\n"
+    "except ImportError: sys.path.insert(0, f); import tailorvit_network\n"
     "m = timm.create_model('local-dir:' + f, pretrained=True).eval()\n"
     "with torch.inference_mode(): y = m(torch.from_numpy(x)).numpy()",
     "hf": "import torch; from transformers import AutoModelForImageClassification as A\n"
+    "try: import tailorvit.for_transformers\n"
+    "except ImportError: pass\n"
     "m = A.from_pretrained(f, trust_remote_code=True).eval()\n"
     "with torch.inference_mode(): y = m(pixel_values=torch.from_numpy(x)).logits.numpy()",
 }
@@ -68,66 +74,32 @@ def made_up(folder: Path, trials: int) -> None:
         run.record_trials("search", rows)
 
 
-def opening(browser, page: Path, drawn: str, repeats: int) -> float:
-    """Median seconds from asking for a page to its last chart being there."""
+def opening(browser, page: Path, repeats: int) -> float:
+    """Median seconds from asking for a page until its last chart is there."""
     times = []
     for _ in range(repeats):
         tab = browser.new_page()
         start = time.monotonic()
         tab.goto(page.as_uri())
-        tab.wait_for_selector(drawn, state="attached")
+        tab.wait_for_selector(".js figure:last-of-type svg", state="attached")
         times.append(time.monotonic() - start)
         tab.close()
     return statistics.median(times)
 
 
-def plotly_page(folder: Path, path: Path) -> bool:
-    """The same figures drawn by plotly with its script in the page; False where plotly is not installed."""
-    try:
-        import plotly.graph_objects as go
-        import plotly.io
-    except ImportError:
-        return False
-    facts = collect(folder)
-    trials = [t for t in facts.trials if t.params is not None]
-    hover = [str(dict(t.arch)) for t in trials]
-    cloud = go.Scattergl(
-        x=[t.params for t in trials], y=[t.accuracy for t in trials], mode="markers", text=hover, name="trials"
-    )
-    drawings = [go.Figure(cloud)]
-    for figure in figures(facts):
-        numbers = [
-            i for i, c in enumerate(figure.columns) if figure.rows and isinstance(figure.rows[0][i], int | float)
-        ]
-        if figure.key != "search-trials" and numbers:
-            values = [row[numbers[-1]] for row in figure.rows[:2000]]
-            drawings.append(go.Figure(go.Scatter(y=values, name=figure.title)))
-    parts = [
-        plotly.io.to_html(d, full_html=False, include_plotlyjs=i == 0, div_id=f"drawing-{i}")
-        for i, d in enumerate(drawings)
-    ]
-    path.write_text(f"<!DOCTYPE html><meta charset=utf-8><body>{''.join(parts)}<p id=last-{len(parts)}></body>")
-    return True
-
-
 def pages(place: Path, trials: int, repeats: int) -> dict:
-    """Time to write, size, and time to open; ours and plotly's."""
+    """Time to write the page of a run with many trials, its size, and the time to open it."""
     from playwright.sync_api import sync_playwright
 
-    folder = place / "many"
+    folder, page = place / "many", place / "page.html"
     made_up(folder, trials)
     start = time.monotonic()
-    text = render(collect(folder))
-    seconds = time.monotonic() - start
-    (place / "ours.html").write_text(text, encoding="utf-8")
-    found = {"trials": trials, "write_seconds": seconds, "bytes": (place / "ours.html").stat().st_size}
+    write_report(folder, page)
+    found = {"trials": trials, "write_seconds": time.monotonic() - start, "bytes": page.stat().st_size}
     with sync_playwright() as play:
         path = os.environ.get("TAILORVIT_BROWSER") or shutil.which("chromium")
         browser = play.chromium.launch(executable_path=path, args=FLAGS)
-        found["open_seconds"] = opening(browser, place / "ours.html", ".js figure:last-of-type svg", repeats)
-        if plotly_page(folder, place / "plotly.html"):
-            found["plotly_bytes"] = (place / "plotly.html").stat().st_size
-            found["plotly_open_seconds"] = opening(browser, place / "plotly.html", "#drawing-0 .gl-canvas", repeats)
+        found["open_seconds"] = opening(browser, page, repeats)
         browser.close()
     return found
 
@@ -137,15 +109,17 @@ def exports(run: Path, place: Path) -> list[dict]:
     import numpy as np
     import torch
 
-    from tailorvit import load
     from tailorvit.export import export
-    from tailorvit.export.images import images_of
 
-    network = load(run)
-    batches = list(images_of(run, network.card).batches("test"))
+    network = load(run).eval()
+    recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+    size = recipe["data"].get("image_size")
+    data = open_data(recipe["data"]["source"], image_size=size, saved=read(run / "splits.json"))
+    data.unseal_test("to check exports")
+    batches = list(data.eval_batches("test", 256))
     images, truth = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
     with torch.inference_mode():
-        expected = network.eval()(images)
+        expected = network(images)
     np.save(place / "images.npy", images.numpy())
     rows = []
     for name in FORMATS:
@@ -173,53 +147,60 @@ def exports(run: Path, place: Path) -> list[dict]:
     return rows
 
 
-def show(found: dict) -> str:
-    """The tables of benchmarks/README.md."""
+def tables_of(found: dict) -> dict[str, str]:
+    """The tables of one measurement by name."""
     page = found["pages"]
-    lines = [
-        "| page | trials | written in s | MiB | opens in s |",
-        "|---|---|---|---|---|",
-        f"| ours | {page['trials']:,} | {page['write_seconds']:.2f} | {page['bytes'] / 2**20:.2f}"
-        f" | {page['open_seconds']:.2f} |",
-    ]
+
+    def line(what: str, written: str, size: int, seconds: float) -> tuple[str, ...]:
+        return what, f"{page['trials']:,}", written, f"{size / 2**20:.2f}", f"{seconds:.2f}"
+
+    lines = [line("ours", f"{page['write_seconds']:.2f}", page["bytes"], page["open_seconds"])]
     if "plotly_bytes" in page:
-        weight, seconds = page["plotly_bytes"] / 2**20, page["plotly_open_seconds"]
-        lines.append(f"| plotly | {page['trials']:,} | | {weight:.2f} | {seconds:.2f} |")
-    lines += [
-        "",
-        "| format | opened with | test images | largest difference of a logit | test accuracy |",
-        "|---|---|---|---|---|",
+        lines.append(line("plotly", "-", page["plotly_bytes"], page["plotly_open_seconds"]))
+    rows = [
+        (r["format"], r["imports"].replace(",", ", "), r["images"], f"{r['difference']:.1e}", f"{r['accuracy']:.2f} %")
+        for r in found["exports"]
     ]
-    for row in found["exports"]:
-        lines.append(
-            f"| {row['format']} | {row['imports'].replace(',', ', ')} | {row['images']} | {row['difference']:.1e}"
-            f" | {row['accuracy']:.2f} % |"
-        )
     onnx = next(r["facts"] for r in found["exports"] if r["format"] == "onnx")
-    times = ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in onnx["latency"].items())
-    whole = onnx["int8"]["test_accuracy"]
-    lines += [
-        "",
-        f"One image: {times}. int8 ({onnx['int8']['way']}): {whole['int8']:.2f} % against {whole['float']:.2f} %.",
+    int8 = onnx["int8"]
+    accuracy = {"PyTorch": int8["test_accuracy"]["float"], "onnxruntime": int8["test_accuracy"]["float"]}
+    accuracy["int8"] = int8["test_accuracy"]["int8"]
+    size = {"onnxruntime": int8["bytes"]["float"], "int8": int8["bytes"]["int8"]}
+    speed = [
+        (name, f"{1e3 * seconds:.2f}", f"{size[name] / 1e3:.1f}" if name in size else "-", f"{accuracy[name]:.2f} %")
+        for name, seconds in onnx["latency"].items()
     ]
-    return "\n".join(lines)
+    head = ("format", "opened with", "test images", "largest difference of a logit", "test accuracy")
+    return {
+        "page": markdown(("page", "trials", "written in s", "MiB", "opens in s"), lines),
+        "exports": markdown(head, rows),
+        "int8": markdown(("one image in", "ms", "kB", "test accuracy"), speed),
+    }
+
+
+def tables() -> dict[str, str]:
+    """The page's tables by name."""
+    return tables_of(read(HERE / "results" / "takeaway-2026-11-15.json"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, print, write."""
+    if sys.argv[1:] == ["table"]:
+        fill(HERE / "README.md", tables())
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         found = {
-            "machine": {"cpu": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()},
+            **machine(),
             "pages": pages(Path(place), 300 if options.quick else 5000, 1 if options.quick else 5),
             "exports": exports(options.run, Path(place)),
         }
-    print(show(found))
+    print("\n\n".join(tables_of(found).values()))
     if not options.quick:
-        path = HERE / "results" / f"takeaway-{date.today()}.json"
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write(found, HERE / "results" / f"takeaway-{found['date']}.json")
 
 
 if __name__ == "__main__":
