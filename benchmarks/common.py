@@ -53,12 +53,13 @@ def machine() -> dict[str, Any]:
 
 # -- pages ------------------------------------------------------------------------------------------------------------
 
-_PLACE = re.compile(r"<!-- table ([\w-]+) -->\n(.*?)\n<!-- /table -->", re.S)
+_PLACE = re.compile(r"<!-- table ([\w-]+) -->\n(.*?)<!-- /table -->", re.S)
 
 
 def shown(page: Path) -> dict[str, str]:
     """The tables between the marks of a page, by name."""
-    return dict(_PLACE.findall(page.read_text(encoding="utf-8")))
+    found = _PLACE.findall(page.read_text(encoding="utf-8"))
+    return {name: text.removesuffix("\n") for name, text in found}
 
 
 def fill(page: Path, tables: Mapping[str, str]) -> None:
@@ -69,8 +70,8 @@ def fill(page: Path, tables: Mapping[str, str]) -> None:
         raise SystemExit(f"{page} has no place for the table {', '.join(sorted(missing))}.")
 
     def filled(place: re.Match[str]) -> str:
-        name, old = place.groups()
-        return f"<!-- table {name} -->\n{tables.get(name, old)}\n<!-- /table -->"
+        name = place[1]
+        return f"<!-- table {name} -->\n{tables[name]}\n<!-- /table -->" if name in tables else place[0]
 
     page.write_text(_PLACE.sub(filled, text), encoding="utf-8")
     print(f"filled {page}")

@@ -1,46 +1,38 @@
-"""Do a supernet's slopes tell the truth? Small ViTs on Fashion-MNIST, in a supernet and trained by themselves.
+"""Are the slopes by which S4 moves a space the true ones? Small ViTs on Fashion-MNIST, judged in several ways.
 
-    python benchmarks/slopes.py --out benchmarks/results/slopes-DATE.json    # half an hour on one core
-    python benchmarks/slopes.py cosines FILE FILE...                         # every judge's with the truth in the first
+    python benchmarks/slopes/slopes.py alone supernet survey --seeds 4 --out FILE    # half an hour on one core
+    python benchmarks/slopes/slopes.py table                                         # the page's tables
 
-The middle member of a small ViT space and its neighbours, one dimension a step lower or higher in all blocks, are each
-trained by themselves; the differences of their accuracies are the true slopes. Beside them: the same after a short
-training (`seek.evaluator = "training"`); the same members with weights inherited from a supernet whose training draws
-members block by block (as published), and from one in which half of the members have blocks that are all alike
-(`train.alike = 0.5`), at the end of training and half way; and inherited weights trained on alone for one epoch
-(`"tuned"`). ``--more`` instead trains supernets four times as long, and as long by the sandwich rule, which is the same
-work: largest, smallest and two random members a step. ``--survey`` trains members from around the space for half as
-long as those alone and reads the slopes from a surface through them (`s4.design = "survey"`).
+A network of middle size and its eight neighbours, one dimension a step lower or higher in all blocks, are each trained
+alone; the differences of their accuracies are the true slopes. The other judges estimate the same slopes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import gzip
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from datetime import date
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from study.why import beyond_size, cosine
 from torch import Tensor
 
-from tailorvit.arch import Arch
-from tailorvit.costs import Limits, Meter
-from tailorvit.data import Batch
-from tailorvit.data.idx import open_fashion, open_idx
-from tailorvit.families import family
-from tailorvit.families.vit_named import vit_arch
-from tailorvit.rng import generator, seed_everything
-from tailorvit.seek.survey import Survey
-from tailorvit.space import Dim, Space
-from tailorvit.train import Fixed, Sandwich, SinglePath, TrainSettings, train
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import fill, machine, markdown, read, write
 
-VIT = family("vit")
+from tailorvit import Arch, Counter, Dim, Space
+from tailorvit.data import Batch
+from tailorvit.families import family
+from tailorvit.rng import generator, seed_everything
+from tailorvit.train import Fixed, Rule, Sandwich, SinglePath, TrainSettings, train
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+FILES = ("slopes-2026-11-15", "slopes-more-2026-11-15", "slopes-survey-2026-11-16")
 FIXED = {"image_size": (28, 28), "patch": 7, "channels": 1, "classes": 10, "head_dim": 16, "reach": 3}
 CHOICES: dict[str, tuple[float, ...]] = {
     "depth": (3, 4, 5),
@@ -49,25 +41,35 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "mlp": (2, 3, 4),
 }
 MIDDLE = {k: v[1] for k, v in CHOICES.items()}
+Place = tuple[str, int]  # a dimension and one step down or up; ("middle", 0)
 
 
 def space() -> Space:
     """Three choices a dimension, heads and ratios by block."""
     scopes = {"heads": "block", "mlp": "block"}
-    return Space("vit", tuple(Dim(k, v, scopes.get(k, "global")) for k, v in CHOICES.items()), tuple(FIXED.items()))  # type: ignore[arg-type]
+    dims = tuple(Dim(k, v, scopes.get(k, "global")) for k, v in CHOICES.items())  # type: ignore[arg-type]
+    return Space("vit", dims, tuple(FIXED.items()))
 
 
-def members() -> dict[tuple[str, int], Arch]:
-    """The middle, and one step down or up along each dimension, all blocks alike."""
-    found = {("middle", 0): vit_arch(**MIDDLE)}
+def neighbours() -> dict[Place, Arch]:
+    """The middle network, and one step down or up along each dimension, equal in all blocks."""
+    found = {("middle", 0): MIDDLE}
     for name, choices in CHOICES.items():
         for way in (-1, 1):
-            found[name, way] = vit_arch(**{**MIDDLE, name: choices[1 + way]})
-    return found
+            found[name, way] = {**MIDDLE, name: choices[1 + way]}
+    return {place: family("vit").arch({"family": "vit", **values}) for place, values in found.items()}
+
+
+def slopes_of(figures: dict[Place, float]) -> dict[str, float]:
+    """Points a step, from one step down to one up."""
+    return {name: (figures[name, 1] - figures[name, -1]) / 2 for name in CHOICES}
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
 
 
 class Images:
-    """Training batches from arrays, as they are, in an order of the seed."""
+    """Training batches from arrays without augmentation, in an order of the seed."""
 
     def __init__(self, x: Tensor, y: Tensor, seed: int, batch: int = 128) -> None:
         self.x, self.y, self.seed, self.batch = x, y, seed, batch
@@ -82,191 +84,197 @@ class Images:
             yield Batch(self.x[at], self.y[at], torch.nn.functional.one_hot(self.y[at], 10).float() * 0.9 + 0.01)
 
 
-@torch.no_grad()
-def accuracy(call: Any, x: Tensor, y: Tensor) -> float:
-    """Percent."""
-    return 100 * float(torch.cat([call(part).argmax(-1) for part in x.split(1000)]).eq(y).float().mean())
+def idx(path: Path, head: int) -> np.ndarray:
+    """The bytes of a file of MNIST's form after its head."""
+    return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=head)
 
 
-def slopes(figures: dict[tuple[str, int], float]) -> dict[str, float]:
-    """Points a step, from one step down to one up."""
-    return {name: (figures[name, 1] - figures[name, -1]) / 2 for name in CHOICES}
+class Task:
+    """The images of one seed, and what is trained on them."""
+
+    def __init__(self, seed: int, images: int, folder: Path) -> None:
+        self.seed = seed
+        order = generator(seed, "split").permutation(60000)[: images + 10000]
+        x = torch.from_numpy(idx(folder / "train-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28)[order])
+        x = x.float().div(255).sub(0.2860).div(0.3530)
+        y = torch.from_numpy(idx(folder / "train-labels-idx1-ubyte.gz", 8)[order]).long()
+        self.x, self.y, self.held_out = x[:images], y[:images], (x[images:], y[images:])
+
+    def fit(self, model: Any, rule: Rule, epochs: int) -> None:
+        """Train; a tenth of the epochs, one at most, warms up."""
+        settings = TrainSettings(epochs=epochs, batch=128, lr=2e-3, warmup=min(1.0, epochs / 10))
+        train(model, Images(self.x, self.y, self.seed), rule, settings, self.seed)
+        model.eval()
+
+    @torch.no_grad()
+    def accuracy(self, call: Callable[[Tensor], Tensor]) -> float:
+        """Percent of the 10,000 images held out."""
+        x, y = self.held_out
+        return 100 * float(torch.cat([call(part).argmax(-1) for part in x.split(1000)]).eq(y).float().mean())
+
+    def alone(self, arch: Arch, epochs: int) -> float:
+        """Accuracy of a network trained alone."""
+        seed_everything(self.seed, "alone")
+        model = family("vit").build(family("vit").frame(FIXED), arch)
+        self.fit(model, Fixed(), epochs)
+        return self.accuracy(model)
+
+    def supernet(self, rule: Rule, epochs: int) -> Any:
+        """A trained supernet."""
+        seed_everything(self.seed, "supernet")
+        model = family("vit").supernet(space())
+        self.fit(model, rule, epochs)
+        return model
 
 
-def split(folder: Path | None, seed: int, images: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Training images and labels, and 10,000 held out."""
-    pool = open_idx(folder) if folder else open_fashion()
-    if pool is None:
-        raise SystemExit(f"{folder} holds no files of MNIST's form.")
-    order = generator(seed, "split").permutation(60000)[: images + 10000]  # of the training images, which come first
-    x = pool.read(order, order).float().div(255).sub(0.2860).div(0.3530)
-    y = torch.from_numpy(np.asarray(pool.labels)[order]).long()
-    return x[:images], y[:images], (x[images:], y[images:])
+# -- the judges: slopes in points a step, and the accuracy of the middle network ---------------------------------------
 
 
-def study(
-    folder: Path | None, seed: int, images: int, alone: int, short: int, shared: int, tell: Any
-) -> dict[str, Any]:
-    """All slopes of one seed."""
-    x, y, held = split(folder, seed, images)
-    rows: dict[str, Any] = {}
-    looks = shared // max(shared // 10, 1)  # that the loop offers during a training
-    for name, epochs in (("alone", alone), ("alone, short", short)):
-        own: dict[tuple[str, int], float] = {}
-        for key, arch in members().items():
-            seed_everything(seed, "alone")
-            model = VIT.build(VIT.frame(FIXED), arch)
-            train(model, Images(x, y, seed), Fixed(), settings(epochs), seed)
-            own[key] = accuracy(model.eval(), *held)
-        rows[name] = {"slopes": slopes(own), "middle": own["middle", 0]}
-        tell(f"seed {seed}: {name}: {rows[name]}")
-    for alike in (0.0, 0.5):
-        seed_everything(seed, "supernet")
-        supernet: Any = VIT.supernet(space())
-        seen: dict[int, dict[str, Any]] = {}
-        calls: list[int] = []
+def trained_alone(epochs: int) -> Callable[[Task], dict[str, Any]]:
+    """Every network trained alone."""
 
-        def look(net: Any = supernet, into: dict[int, Any] = seen, calls: Any = calls) -> dict[str, float]:
-            calls.append(0)
-            if len(calls) not in (looks // 2, looks):
-                return {}
-            net.eval()
-            found = {k: accuracy(lambda part, a=a: net(part, a), *held) for k, a in members().items()}
-            into[len(into)] = {"slopes": slopes(found), "middle": found["middle", 0]}
-            return {}
+    def judge(task: Task) -> dict[str, Any]:
+        found = {place: task.alone(arch, epochs) for place, arch in neighbours().items()}
+        return {"slopes": slopes_of(found), "middle": found["middle", 0]}
 
-        train(supernet, Images(x, y, seed), SinglePath(space(), alike), settings(shared), seed, evaluate=look)
-        rows[f"supernet, alike {alike}"] = {"half way": seen[0], "end": seen[1]}
-        tell(f"seed {seed}: alike {alike}: {seen[1]}")
-        if not alike:
-            tuned: dict[tuple[str, int], float] = {}
-            for key, arch in members().items():
-                model = VIT.extract(supernet, arch)
-                train(model, Images(x, y, seed), Fixed(), settings(1), seed)
-                tuned[key] = accuracy(model.eval(), *held)
-            rows["tuned"] = {"slopes": slopes(tuned), "middle": tuned["middle", 0]}
-            tell(f"seed {seed}: tuned: {rows['tuned']}")
-    return rows
+    return judge
 
 
-def more_work(folder: Path | None, seed: int, images: int, shared: int, tell: Any) -> dict[str, Any]:
-    """Slopes of supernets that are given four times the work, spent in two ways."""
-    x, y, held = split(folder, seed, images)
-    rows: dict[str, Any] = {}
-    for name, rule, epochs in (
-        ("supernet, four times as long", SinglePath, 4 * shared),
-        ("sandwich", Sandwich, shared),
-    ):
-        seed_everything(seed, "supernet")
-        supernet: Any = VIT.supernet(space())
-        train(supernet, Images(x, y, seed), rule(space()), settings(epochs), seed)
-        supernet.eval()
-        found = {k: accuracy(lambda part, a=a, net=supernet: net(part, a), *held) for k, a in members().items()}
-        rows[name] = {"slopes": slopes(found), "middle": found["middle", 0]}
-        tell(f"seed {seed}: {name}: {rows[name]}")
-    return rows
+def inherited(rule: Callable[[Space], Rule], epochs: int) -> Callable[[Task], dict[str, Any]]:
+    """Every network with the weights of a supernet."""
+
+    def judge(task: Task) -> dict[str, Any]:
+        model = task.supernet(rule(space()), epochs)
+        found = {k: task.accuracy(lambda x, a=arch: model(x, a)) for k, arch in neighbours().items()}
+        return {"slopes": slopes_of(found), "middle": found["middle", 0]}
+
+    return judge
 
 
-def surveyed(folder: Path | None, seed: int, images: int, epochs: int, tell: Any) -> dict[str, Any]:
-    """Slopes of a surface through 16 members from up to two steps around the space, of about the middle one's size."""
-    x, y, held = split(folder, seed, images)
-    high = Meter.for_space(space()).cost("params", vit_arch(**MIDDLE))
-
-    def accuracies(archs: Sequence[Arch]) -> list[float]:
-        found = []
-        for arch in archs:
-            seed_everything(seed, "alone")
-            model = VIT.build(VIT.frame(FIXED), arch)
-            train(model, Images(x, y, seed), Fixed(), settings(epochs), seed)
-            found.append(accuracy(model.eval(), *held))
-        return found
-
-    survey = Survey(Meter.for_space(space(), Limits.of(max_params=high)), 16, 2, seed)
-    read = survey.slopes(space(), 0, accuracies, space().keys)
-    asked = [{**arch.to_dict(), "accuracy": value} for arch, value in survey.known]
-    found = {"slopes": {s.dim: s.z_step for s in read}, "errors": {s.dim: s.se * float(s.shift) for s in read}}
-    tell(f"seed {seed}: survey, {epochs} epochs: {found}")
-    return {f"survey, {epochs} epochs": {**found, "members": asked}}
+def tuned(task: Task) -> dict[str, Any]:
+    """The weights of a supernet, trained alone for one more epoch."""
+    supernet, found = task.supernet(SinglePath(space()), 20), {}
+    for place, arch in neighbours().items():
+        model = family("vit").extract(supernet, arch)
+        task.fit(model, Fixed(), 1)
+        found[place] = task.accuracy(model)
+    return {"slopes": slopes_of(found), "middle": found["middle", 0]}
 
 
-def settings(epochs: int) -> TrainSettings:
-    """The same for all but the epochs; a tenth of them warms up."""
-    return TrainSettings(epochs=epochs, batch=128, lr=2e-3, warmup=min(1.0, epochs / 10))
+def survey(task: Task) -> dict[str, Any]:
+    """A surface through 16 networks from up to two steps around the space, of about the middle one's size."""
+    from tailorvit.costs import Limits, Meter
+    from tailorvit.seek.survey import Survey
+
+    high = Counter("vit", FIXED).params(neighbours()["middle", 0])
+    survey = Survey(Meter.for_space(space(), Limits.of(max_params=high)), 16, 2, task.seed)
+    read_off = survey.slopes(space(), 0, lambda archs: [task.alone(a, 5) for a in archs], space().keys)
+    return {"slopes": {s.dim: s.z_step for s in read_off}}
+
+
+JUDGES: dict[str, Callable[[Task], dict[str, Any]]] = {
+    "alone": trained_alone(10),
+    "alone, short": trained_alone(3),
+    "supernet": inherited(SinglePath, 20),
+    "supernet, four times as long": inherited(SinglePath, 80),
+    "sandwich": inherited(Sandwich, 20),
+    "supernet, then one epoch alone": tuned,
+    "survey": survey,
+}
+# Names in the stored files, and what they mean.
+OLD = {
+    "supernet, alike 0.0": "supernet",
+    "supernet, alike 0.5": "supernet, half of the draws with equal blocks",
+    "tuned": "supernet, then one epoch alone",
+    "survey, 5 epochs": "survey",
+}
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def vector(row: dict[str, Any]) -> np.ndarray:
+    """Slopes of one judge and seed in the order of CHOICES; older files hold those of half way, too."""
+    return np.array([(row.get("end") or row)["slopes"][name] for name in CHOICES])
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """Of two rows of slopes; 0 where one is nothing."""
+    length = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / length if length > 0 else 0.0
+
+
+def without_size(slopes: np.ndarray, growth: np.ndarray) -> np.ndarray:
+    """Slopes without their part along the growth of size: a space at its limit cannot grow, only trade."""
+    return slopes - growth * (slopes @ growth) / (growth @ growth)
+
+
+def stored() -> dict[str, list[np.ndarray]]:
+    """Slopes of every judge and seed."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name in FILES:
+        for row in read(RESULTS / f"{name}.json")["seeds"].values():
+            for judge, facts in row.items():
+                found.setdefault(OLD.get(judge, judge), []).append(vector(facts))
+    return found
+
+
+def cosines(found: dict[str, list[np.ndarray]]) -> dict[str, tuple[list[float], list[float]]]:
+    """By judge: cosines with the true slopes by seed, whole and along the limit."""
+    truth = np.mean(found["alone"], axis=0)
+    counter = Counter("vit", FIXED)
+    params = slopes_of({place: counter.params(arch) for place, arch in neighbours().items()})
+    growth = np.array([params[name] for name in CHOICES])
+    along = without_size(truth, growth)
+    return {
+        judge: ([cosine(v, truth) for v in each], [cosine(without_size(v, growth), along) for v in each])
+        for judge, each in found.items()
+    }
+
+
+def table(found: dict[str, list[np.ndarray]]) -> str:
+    """Means and standard errors over seeds, one line a judge; cosines with the truth where it was measured."""
+    agree = cosines(found) if "alone" in found else {}
+    lines = []
+    for judge, each in found.items():
+        errors = np.std(each, axis=0, ddof=1) / len(each) ** 0.5 if len(each) > 1 else np.zeros(len(CHOICES))
+        cells = [f"{m:+.2f} ± {e:.2f}" for m, e in zip(np.mean(each, axis=0), errors)]
+        cells += [f"{min(some):.2f} to {max(some):.2f}" for some in agree.get(judge, ())] or ["-", "-"]
+        lines.append((judge, *cells))
+    return markdown(("judge", *CHOICES, "cosine with the true slopes", "the same along the limit"), lines)
+
+
+def tables() -> dict[str, str]:
+    """The page's tables by name."""
+    import starts
+
+    return {"slopes": table(stored()), **starts.tables()}
 
 
 def main() -> None:
-    """Run the seeds and write what came of them as they end."""
+    """Run judges for some seeds and write what came of them."""
+    if sys.argv[1:] == ["table"]:
+        fill(HERE / "README.md", tables())
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="a folder of MNIST's files (default: Debian's Fashion-MNIST)")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--images", type=int, default=6000)
-    parser.add_argument("--alone", type=int, default=10, help="epochs of a network trained by itself")
-    parser.add_argument("--short", type=int, default=3, help="epochs of a short one")
-    parser.add_argument("--shared", type=int, default=20, help="epochs of a supernet")
-    parser.add_argument("--more", action="store_true", help="only supernets that are given four times the work")
-    parser.add_argument("--survey", action="store_true", help="only a survey around the space")
+    parser.add_argument("judges", nargs="+", metavar="JUDGE", help=f"some of {'; '.join(JUDGES)}")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--images", type=int, default=6000, help="to train on")
+    parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
+    for judge in options.judges:
+        if judge not in JUDGES:
+            raise SystemExit(f"There is no judge '{judge}'; there are {'; '.join(JUDGES)}.")
     start, rows = time.monotonic(), {}
-    for seed in range(asked.first, asked.first + asked.seeds):
-        tell = lambda text: print(f"[{time.monotonic() - start:6.0f} s] {text}", flush=True)  # noqa: E731
-        if asked.survey:
-            rows[str(seed)] = surveyed(asked.data, seed, asked.images, asked.alone // 2, tell)
-        elif asked.more:
-            rows[str(seed)] = more_work(asked.data, seed, asked.images, asked.shared, tell)
-        else:
-            rows[str(seed)] = study(asked.data, seed, asked.images, asked.alone, asked.short, asked.shared, tell)
-        facts = {k: v if isinstance(v, int) else str(v) for k, v in vars(asked).items() if k not in ("data", "out")}
-        text = json.dumps({"date": date.today().isoformat(), **facts, "choices": CHOICES, "seeds": rows}, indent=1)
-        if asked.out:
-            asked.out.write_text(text + "\n")
-    print(table(rows))
-
-
-def table(rows: dict[str, Any]) -> str:
-    """Means and standard errors over seeds."""
-    kinds = sorted(next(iter(rows.values())), key=lambda kind: kind == "tuned")  # last, as it is the last resort
-    lines = ["| slope, points a step | " + " | ".join(kinds) + " |", "|" + "---|" * (len(kinds) + 1)]
-    for name in CHOICES:
-        cells = []
-        for kind in kinds:
-            each = [(r[kind].get("end") or r[kind])["slopes"][name] for r in rows.values()]
-            error = f" ± {np.std(each, ddof=1) / len(each) ** 0.5:.2f}" if len(each) > 1 else ""
-            cells.append(f"{np.mean(each):+.2f}{error}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def of(row: dict[str, Any], kind: str) -> Any:
-    """Slopes of one seed in the order of CHOICES."""
-    return np.array([(row[kind].get("end") or row[kind])["slopes"][name] for name in CHOICES])
-
-
-def cosines(*files: dict[str, Any]) -> str:
-    """Cosine of each judge's slopes with those of networks trained alone (mean over seeds, first file), by seed.
-
-    Beside them the same without what size gives, which is all that a space at its limit can follow.
-    """
-    truth = np.mean([of(r, "alone") for r in files[0].values()], axis=0)
-    meter = Meter.for_space(space())
-    params = slopes({at: meter.cost("params", arch) for at, arch in members().items()})
-    grows = np.array([params[name] for name in CHOICES])
-    head = ("cosine with the truth", "by seed", "of the mean", "along the limit, by seed", "of the mean")
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for rows in files:
-        for kind in next(iter(rows.values())):
-            every = [of(r, kind) for r in rows.values()]
-            cells = [kind]
-            for part in (np.asarray, lambda v: beyond_size(v, grows)):
-                each = [cosine(part(v), part(truth)) or 0.0 for v in (*every, np.mean(every, 0))]
-                cells += [", ".join(f"{c:.2f}" for c in each[:-1]), f"{each[-1]:.2f}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    for seed in range(options.seeds):
+        task = Task(seed, options.images, options.data)
+        rows[str(seed)] = {judge: JUDGES[judge](task) for judge in options.judges}
+        print(f"[{time.monotonic() - start:6.0f} s] seed {seed}: {rows[str(seed)]}", flush=True)
+        if options.out:
+            write({**machine(), "images": options.images, "choices": CHOICES, "seeds": rows}, options.out)
+    print(table({name: [vector(row[name]) for row in rows.values()] for name in rows["0"]}))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["cosines"]:
-        print(cosines(*(json.loads(Path(name).read_text())["seeds"] for name in sys.argv[2:])))
-    else:
-        main()
+    main()
