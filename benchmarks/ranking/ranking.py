@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 NAMES = ("imagenet_autoformer_tiny", "vitbench_autoformer_tiny", "vitbench_pit_tiny")
 SLOW = ("dss", "snip", "naswot", "te_released", "te", "grasp")
+FREE = ("params", "macs", "depth")  # cost nothing and stand beside every score
 Row = dict[str, Any]
 
 
