@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(place) for place in Path(__file__).resolve().parent.iterdir() if place.is_dir()]
+sys.path.extend(str(place) for place in Path(__file__).resolve().parent.iterdir() if place.is_dir())
 import cifar10
 import digits
 import gpu_tables

@@ -91,7 +91,7 @@ def rate(data: Data, batch: int, augment: Augment, device: torch.device, place: 
     data.place = lambda *_: place  # type: ignore[method-assign]
     batches = data.train_batches(batch, 0, augment, str(device))
     coming: Iterator[Any] = batches.iterate(0, 1_000_000)
-    for _ in range(WARM):
+    for _ in range(WARM if seconds >= 1 else 4):
         next(coming)
     settle()
     start, steps, busy = time.perf_counter(), 0, 0.0

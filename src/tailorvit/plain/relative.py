@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 Execution = Literal["auto", "kernel", "fused", "factored", "dense"]
 EXECUTIONS: tuple[Execution, ...] = ("fused", "factored", "dense")
-DENSE_TOKENS = 32  # dense sums are quicker on a CPU with 17 tokens, 2.7 times slower with 65 (benchmarks/cpu.py)
+DENSE_TOKENS = 32  # dense sums are quicker on a CPU with 17 tokens, 2.7 times slower with 65 (benchmarks/speed/cpu.py)
 Grid = tuple[int, int]
 TILE = 128  # the most keys our kernel takes at a time
 KERNEL: Callable[..., tuple[Tensor, ...]] | None = None  # relative_kernel puts itself here; exported networks have none
