@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 Execution = Literal["auto", "kernel", "fused", "factored", "dense"]
 EXECUTIONS: tuple[Execution, ...] = ("fused", "factored", "dense")
-DENSE_TOKENS = 32  # dense sums are quicker on a CPU with 17 tokens, 2.7 times slower with 65 (benchmarks/cpu.py)
+DENSE_TOKENS = 32  # dense sums are quicker on a CPU with 17 tokens, 2.7 times slower with 65 (benchmarks/speed/cpu.py)
 Grid = tuple[int, int]
 # Whether our Triton kernels can run here: Triton comes with torch for CUDA on Linux.
 TRITON = torch.cuda.is_available() and find_spec("triton") is not None

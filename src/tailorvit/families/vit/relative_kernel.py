@@ -247,7 +247,7 @@ def _tables(
 
 # -- operators --------------------------------------------------------------------------------------------------------
 
-# Measured on an H200 (benchmarks/tiles.py): rows and columns of a tile, warps, stages of the load pipeline.
+# Measured on an H200 (benchmarks/speed/tiles.py): rows and columns of a tile, warps, stages of the load pipeline.
 TILES: dict[str, dict[str, int]] = {
     "forward": {"rows": 64, "columns": 32, "num_warps": 4, "num_stages": 3},
     "queries": {"rows": 64, "columns": 32, "num_warps": 4, "num_stages": 3},
