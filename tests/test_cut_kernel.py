@@ -121,7 +121,7 @@ torch.compile = partial(torch.compile, backend="aot_eager")
 torch.manual_seed(0)
 model = vit.supernet(space, 0.0).train()
 small, large = space.smallest(), space.largest()
-x = torch.randn(2, model.frame.channels, *model.frame.image_size)
+x = torch.randn(2, model.shared.channels, *model.shared.image_size)
 ends, graphs = [], []
 for kernel in (None, cut_kernel):
     compiled.KERNEL = kernel

@@ -19,7 +19,7 @@ import tailorvit
 from tailorvit import cli
 from tailorvit.config import Config, configure, read_recipe, recipe_names
 from tailorvit.costs.limits import METRICS
-from tailorvit.families.vit.plain import Frame
+from tailorvit.families.vit.plain import ViTSettings
 from tailorvit.search import SEARCHERS
 
 ROOT = Path(__file__).parent.parent
@@ -202,7 +202,7 @@ def test_every_recipe_key_is_explained_with_its_default():
         assert section is not None, entry.name
         assert dict(rows(section[0])) == keys(entry.settings, "search."), entry.name
         expected += keys(entry.settings, "search.").items()
-    expected += keys(Frame, "fixed.").items()
+    expected += keys(ViTSettings, "fixed.").items()
     assert len(expected) > 70
     assert sorted(told) == sorted(expected)
 

@@ -30,7 +30,7 @@ def make_network(folder: Path, classes: tuple[str, ...], seed: int = 0) -> Path:
     vit, fixed = family("vit"), {**FIXED, "classes": len(classes)}
     arch = vit.arch({"family": "vit", "depth": 2, "embed": 16, "heads": 2, "mlp": 2})
     torch.manual_seed(seed)
-    model = vit.build(vit.frame(fixed), arch)
+    model = vit.build(vit.shared(fixed), arch)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn_like(p) * 0.5)

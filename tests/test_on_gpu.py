@@ -145,7 +145,7 @@ def fresh(kind: str) -> tuple[nn.Module, Any]:
     seed_everything(0, "init")
     if kind == "supernet":
         return VIT.supernet(SPACE, 0.1), SinglePath(SPACE)
-    return VIT.build(VIT.frame(dict(SPACE.fixed)), SPACE.largest(), 0.1), Fixed()
+    return VIT.build(VIT.settings(dict(SPACE.fixed)), SPACE.largest(), 0.1), Fixed()
 
 
 @pytest.mark.parametrize("kind", ["supernet", "plain"])
@@ -195,7 +195,7 @@ def test_gradients_of_a_plain_network_in_16_bits_are_those_of_float32(embed: int
     """At a large batch, since libraries choose their kernels by the shape."""
     torch.manual_seed(0)
     arch = Arch("vit", depth=3, embed=embed, heads=[heads] * 3, mlp=[3.0] * 3)
-    model = VIT.build(VIT.frame({**dict(SPACE.fixed), "head_dim": 32, "reach": 7, "patch": 4}), arch).cuda().train()
+    model = VIT.build(VIT.settings({**dict(SPACE.fixed), "head_dim": 32, "reach": 7, "patch": 4}), arch).cuda().train()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.05)
@@ -245,8 +245,8 @@ def test_a_killed_training_resumes_to_the_same_weights(kind: str, precision: str
 def test_every_family_trains_and_evaluates(name: str) -> None:
     entry = family(name)
     space = entry.shrink(next(iter(entry.spaces.values())))
-    frame = entry.frame(dict(space.fixed))
-    images = Images(frame.channels, frame.image_size, 16)
+    shared = entry.shared(dict(space.fixed))
+    images = Images(shared.channels, shared.image_size, 16)
     model = entry.supernet(space)
     trained(model, SinglePath(space), images, precision="bf16")
     batch = next(images.iterate(0, 1))
@@ -254,7 +254,7 @@ def test_every_family_trains_and_evaluates(name: str) -> None:
     archs = list({space.sample(rng) for _ in range(4)})
     figures = Evaluator(model, [(batch.x, batch.y)], "cuda", bf16=True)(archs)
     assert all(0 <= f <= 100 for f in figures)
-    plain = entry.build(frame, space.largest())
+    plain = entry.build(shared, space.largest())
     ends = trained(plain, Fixed(), images, precision="bf16")
     assert all(torch.isfinite(t).all() for t in ends.values())
 

@@ -115,7 +115,7 @@ class Task:
     def alone(self, arch: Arch, epochs: int) -> float:
         """Accuracy of a network trained alone."""
         seed_everything(self.seed, "alone")
-        model = family("vit").build(family("vit").frame(FIXED), arch)
+        model = family("vit").build(family("vit").settings(FIXED), arch)
         self.fit(model, Fixed(), epochs)
         return self.accuracy(model)
 

@@ -107,25 +107,25 @@ def counting(quick: bool) -> dict[str, Any]:
 
 def attention(quick: bool) -> list[dict[str, Any]]:
     """One attention layer, forward and backward, in its three executions as tokens grow."""
-    from tailorvit.families.vit.plain import Attention, Frame
+    from tailorvit.families.vit.plain import Attention, ViTSettings
     from tailorvit.families.vit.relative import EXECUTIONS, Places
 
     rows: list[dict[str, Any]] = []
     for side in SIDES[:4] if quick else SIDES:
         seed_everything(0, "benchmark", side)
-        frame = Frame(image_size=(side, side), patch=1, head_dim=HEAD_DIM, reach=14)
-        places = Places(frame.grid, frame.reach, frame.head_dim)
-        x = torch.rand(BATCH, frame.tokens, HEADS * HEAD_DIM, requires_grad=True)
+        shared = ViTSettings(image_size=(side, side), patch=1, head_dim=HEAD_DIM, reach=14)
+        places = Places(shared.grid, shared.reach, shared.head_dim)
+        x = torch.rand(BATCH, shared.tokens, HEADS * HEAD_DIM, requires_grad=True)
         base: dict[str, Any] = {}
         for execution in reversed(EXECUTIONS):  # dense first: the others are compared with it
             row: dict[str, Any] = {"patches": side * side, "execution": execution}
             rows.append(row)
             # Two tables of sums, what they are made from, and their gradients: some ten (N, N, head_dim) tensors.
-            need = 10 * frame.tokens**2 * HEAD_DIM * 4
+            need = 10 * shared.tokens**2 * HEAD_DIM * 4
             if execution == "dense" and need > 0.7 * free_bytes():
                 row["skipped"] = f"needs about {need / 2**30:.1f} GiB"
                 continue
-            layer = Attention(frame, places, HEADS * HEAD_DIM, HEADS, execution)
+            layer = Attention(shared, places, HEADS * HEAD_DIM, HEADS, execution)
             for parameter in layer.parameters():
                 torch.nn.init.trunc_normal_(parameter, std=0.02)
 

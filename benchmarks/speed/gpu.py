@@ -491,7 +491,7 @@ def growth(bench: Bench) -> None:
     points = []
     for size in () if "tokens" not in bench.curves else SIZES[:2] if bench.quick else SIZES:
         there = vit_space(bench, size) if not bench.quick else vit_space(bench, 224 if size > 96 else 96)
-        tokens = family(there.family).frame(dict(there.fixed)).tokens
+        tokens = family(there.family).settings(dict(there.fixed)).tokens
         points.append(point(bench, there, middle(there), used, BATCH, "tokens", tokens))
     add_slope(bench, "step against tokens", used, points)
 

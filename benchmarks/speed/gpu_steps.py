@@ -207,8 +207,8 @@ def sizes(space: Space, archs: Sequence[Arch]) -> Row:
 
 def inputs(bench: Bench, space: Space, batch: int) -> Images:
     """Random images and soft targets on the device: two sets, so that no step finds its images in the cache."""
-    frame = family(space.family).frame(dict(space.fixed))
-    return random_images(bench, batch, frame.channels, frame.image_size, frame.classes)
+    shared = family(space.family).settings(dict(space.fixed))
+    return random_images(bench, batch, shared.channels, shared.image_size, shared.classes)
 
 
 def random_images(bench: Bench, batch: int, channels: int, size: tuple[int, int], classes: int) -> Images:

@@ -61,10 +61,10 @@ def import_checkpoint(
     names = class_names(classes_file, int(network.num_classes))
     fixed = {**fixed, **loader.fixed, "classes": len(names)}
     counter = Counter(architecture.family, fixed)
-    frame = counter.frame
-    if frame.channels != len(IMAGENET.mean):
+    shared = counter.shared
+    if shared.channels != len(IMAGENET.mean):
         raise TailorError(
-            f"Published networks take colour images, so 'channels' of '{arch}' cannot be {frame.channels}."
+            f"Published networks take colour images, so 'channels' of '{arch}' cannot be {shared.channels}."
         )
     params, macs = counter.both(architecture)
     facts: dict[str, Any] = {
@@ -76,8 +76,8 @@ def import_checkpoint(
         "macs": macs,
     }
     preprocessing = {
-        "image_size": list(frame.image_size),
-        "channels": frame.channels,
+        "image_size": list(shared.image_size),
+        "channels": shared.channels,
         "mean": list(IMAGENET.mean),
         "std": list(IMAGENET.std),
         "margin": IMAGENET.margin,

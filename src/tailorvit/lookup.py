@@ -50,11 +50,11 @@ def cost(
     fixed.update({k: v for k, v in (("classes", classes), ("image_size", image_size)) if v is not None})
     counter = Counter(arch.family, fixed)
     params, macs = counter.both(arch)
-    frame = counter.frame.to_dict()
+    shared = counter.shared.to_dict()
     answer = {
         "name": name,
         "arch": arch.to_dict(),
-        "fixed": frame,
+        "fixed": shared,
         "params": params,
         "macs": macs,
         "flops": 2 * macs,
@@ -66,8 +66,8 @@ def cost(
             raise TailorError(f"The batch to measure must be at least 1, not {batch}.")
         from tailorvit.costs import measure_latency, measure_memory
 
-        shape = (int(frame["channels"]), *frame["image_size"])
-        model = counter.family.build(counter.frame, arch)
+        shape = (int(shared["channels"]), *shared["image_size"])
+        model = counter.family.build(counter.shared, arch)
         answer["latency"] = measure_latency(model, shape, batch).to_dict()
         answer["memory"] = measure_memory(model, shape, batch)
     return answer

@@ -100,7 +100,7 @@ def _images(source: str, space: Space, batch: int, seed: int) -> tuple[dict[str,
     """A batch of training images, spread over the classes, and the settings that follow from them."""
     if family(space.family).plain.takes_features:
         raise TailorError(f"A {space.family} is scored on noise in place of trunk features: leave --data out.")
-    size = family(space.family).frame(dict(space.fixed)).image_size
+    size = family(space.family).settings(dict(space.fixed)).image_size
     data = open_data(source, seed=seed, image_size=size, limit=batch)
     return {"classes": len(data.classes), "channels": data.channels}, next(data.eval_batches("train", batch))
 

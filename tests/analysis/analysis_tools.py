@@ -19,11 +19,11 @@ ARCH = Arch("vit", depth=2, embed=12, heads=(2, 3), mlp=(2, 2))
 def network(classes: int = 3, size=(8, 8), channels: int = 1, arch: Arch = ARCH, **fixed):
     """Weights at which every part matters: biases are zero and tables tiny at birth."""
     vit = family("vit")
-    frame = vit.frame(
+    shared = vit.shared(
         {"image_size": size, "patch": 2, "channels": channels, "classes": classes, "head_dim": 4, "reach": 2, **fixed}
     )
     torch.manual_seed(0)
-    model = vit.build(frame, arch)
+    model = vit.build(shared, arch)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))

@@ -39,7 +39,7 @@ def reference(state, x, arch):
 @torch.no_grad()
 def test_every_sub_network_of_the_supernet_is_the_released_one(state, x):
     model = load_supernet(state, SPACE)
-    assert model.frame.qkv == "official" and model.frame.classes == 7
+    assert model.shared.qkv == "official" and model.shared.classes == 7
     outputs = []
     for arch in archs():
         expected = reference(state, x, arch)
@@ -104,7 +104,7 @@ def test_the_larger_ones_fit(name, heads, depth):
 def test_the_norms_have_the_released_eps_whatever_the_space_says(state, x):
     other = SPACE.with_fixed(eps=0.1)
     model, arch = load_supernet(state, other), archs()[2]
-    assert model.frame.eps == 1e-5 and dict(model.space.fixed)["eps"] == 1e-5 and dict(other.fixed)["eps"] == 0.1
+    assert model.shared.eps == 1e-5 and dict(model.space.fixed)["eps"] == 1e-5 and dict(other.fixed)["eps"] == 0.1
     network = load_plain(state, arch, {**FIXED, "eps": 0.1})
     assert network.settings["eps"] == 1e-5
     expected = reference(state, x, arch)

@@ -81,7 +81,7 @@ def test_an_imported_autoformer_has_the_released_eps(here, released, eps):
 
 def test_a_named_architecture_and_its_place(here):
     named = named_arch("deit-ti")
-    model = family("vit").build(family("vit").frame({**named.fixed, "classes": 4}), named.arch)
+    model = family("vit").build(family("vit").settings({**named.fixed, "classes": 4}), named.arch)
     save_file(model.state_dict(), here / "deit.safetensors")
     done = command("deit.safetensors", "--as", "deit-ti", "--json")
     facts = json.loads(done.output)

@@ -208,7 +208,7 @@ def test_deit_is_timms_network(ours, theirs):
     count, arch = counter_of(ours)
     with torch.device("meta"):  # initialising 86 million numbers twice would take most of the time
         reference = timm.create_model(f"deit_{theirs}_patch16_224", pretrained=False)
-        plain = FAMILIES["vit"].build(count.frame, arch)
+        plain = FAMILIES["vit"].build(count.shared, arch)
     reference.to_empty(device="cpu").eval()
     torch.manual_seed(0)
     for name, p in reference.named_parameters():

@@ -22,7 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     data = open_data("digits", seed=3)
     torch.manual_seed(0)
     record = family("vit")
-    model = record.build(record.frame(FIXED), ARCH)
+    model = record.build(record.settings(FIXED), ARCH)
     optimiser = torch.optim.AdamW(model.parameters(), 6e-3)
     x, y = map(torch.cat, zip(*data.eval_batches("train", 500)))
     for step in range(300):

@@ -165,7 +165,7 @@ def test_files_and_folders_that_hold_no_image(folder, tmp_path):
 def test_every_family_has_a_plain_network_that_settings_rebuild(name):
     record = family(name)
     space = next(iter(record.spaces.values()))
-    model = record.build(record.frame(dict(space.fixed)), space.smallest())
+    model = record.build(record.settings(dict(space.fixed)), space.smallest())
     settings = json.loads(json.dumps(model.settings))
     rebuilt = plain_class(name).from_settings(settings)
     assert rebuilt.settings == model.settings
@@ -174,7 +174,7 @@ def test_every_family_has_a_plain_network_that_settings_rebuild(name):
 
 def test_intermediate_maps_are_what_leaves_the_blocks():
     record = family("vit")
-    model = record.build(record.frame(FIXED), ARCH).eval()
+    model = record.build(record.settings(FIXED), ARCH).eval()
     x = torch.rand(3, 1, 8, 8)
     seen = []
     for block in model.blocks:
@@ -195,7 +195,7 @@ def test_intermediate_maps_are_what_leaves_the_blocks():
 
 def test_another_head_and_pooling():
     record = family("vit")
-    model = record.build(record.frame(FIXED), ARCH).eval()
+    model = record.build(record.settings(FIXED), ARCH).eval()
     x = torch.rand(2, 1, 8, 8)
     tokens = model.forward_features(x)
     model.reset_classifier(0)

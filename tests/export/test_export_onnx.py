@@ -14,7 +14,7 @@ from tailorvit.errors import TailorError
 from tailorvit.export import Card, export, load, save_network
 from tailorvit.export.base import compared
 from tailorvit.export.onnx_format import OPSET
-from tailorvit.families.vit.plain import Frame, PlainViT
+from tailorvit.families.vit.plain import PlainViT, ViTSettings
 
 
 def logits(path, x):
@@ -73,11 +73,11 @@ def test_larger_networks_are_exported_quietly_and_on_noise_without_a_run(tmp_pat
     """More than 32 tokens run fused, or without tables; a network folder has no images of its own."""
     from tailorvit.arch import Arch
 
-    frame = Frame(image_size=(24, 32), patch=4, classes=3, head_dim=8, reach=4, pool="cls", relative=relative)
-    model = PlainViT(frame, 16, [1, 2], [2, 1.5]).eval()
+    shared = ViTSettings(image_size=(24, 32), patch=4, classes=3, head_dim=8, reach=4, pool="cls", relative=relative)
+    model = PlainViT(shared, 16, [1, 2], [2, 1.5]).eval()
     arch = Arch("vit", depth=2, embed=16, heads=(1, 2), mlp=(2, 1.5))
     how = {"image_size": [24, 32], "channels": 3, "mean": [0.5] * 3, "std": [0.2] * 3, "margin": 1.15}
-    save_network(tmp_path, model, Card(arch, frame.to_dict(), ("a", "b", "c"), how, {}))
+    save_network(tmp_path, model, Card(arch, shared.to_dict(), ("a", "b", "c"), how, {}))
     capfd.readouterr()
     done = export(tmp_path, "onnx", int8=relative, images=5)
     assert capfd.readouterr() == ("", "")

@@ -75,7 +75,7 @@ def test_ranges_of_the_specification(name, design, millions, count):
 def test_named_architectures():
     evl = asked("cost", "evl-4x768")
     assert evl["params"] == 28_436_836 and (evl["params"], evl["macs"]) == by_formula("evl", 4, 4, 12, 768, 100)
-    rows = FAMILIES["ladder"].outline(LADDER.frame(evl["fixed"]), named_arch("evl-4x768").arch)
+    rows = FAMILIES["ladder"].outline(LADDER.settings(evl["fixed"]), named_arch("evl-4x768").arch)
     assert [r["params"] for r in rows] == [7_089_408] * 4
     assert asked("cost", "s4-clip-min")["params"] == 3_714_124
     assert asked("cost", "s4-clip-max")["params"] == 11_479_780
@@ -87,7 +87,7 @@ def test_counts_are_those_of_the_built_network(design):
     count, rng = Counter("ladder", dict(space.fixed)), generator(0, "ladder")
     for arch in [space.smallest(), space.largest(), *(space.sample(rng) for _ in range(4))]:
         with torch.device("meta"):
-            model = LADDER.build(count.frame, arch).eval()
+            model = LADDER.build(count.shared, arch).eval()
             with FlopCounterMode(display=False) as flops:
                 model(torch.empty(1, 4, 10, 22))
         assert sum(p.numel() for p in model.parameters()) == count.params(arch)
@@ -114,7 +114,7 @@ def test_depth_never_exceeds_the_taps():
     assert with_fixed(inline, **dict(space.fixed))["depth"].maximum == 4
     for count in (
         lambda a: Counter("ladder", dict(space.fixed)).params(a),
-        lambda a: LADDER.build(LADDER.frame(dict(space.fixed)), a),
+        lambda a: LADDER.build(LADDER.settings(dict(space.fixed)), a),
     ):
         with pytest.raises(TailorError, match="depth 5 is more than the 4 taps"):
             count(ladder_arch(24, 2, 2, 5))
@@ -133,7 +133,7 @@ def test_evl_is_as_wide_as_its_trunk():
     assert space["embed"].choices == (512,)
     assert all(m.space["embed"].choices == (512,) for m in moves(space, Meter.for_space(space)))
     with pytest.raises(TailorError, match="embed must be 24, not 16"):
-        LADDER.build(LADDER.frame({"image_size": (5, 24), "design": "evl"}), ladder_arch(16, 2, 2, 2))
+        LADDER.build(LADDER.settings({"image_size": (5, 24), "design": "evl"}), ladder_arch(16, 2, 2, 2))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_evl_is_as_wide_as_its_trunk():
 )
 def test_settings_are_checked(fixed, words):
     with pytest.raises(TailorError, match=words):
-        LADDER.frame(fixed)
+        LADDER.settings(fixed)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tailorvit.families.ladder.elastic import ElasticLadder
 from tailorvit.families.ladder.family import FAMILY as LADDER
 from tailorvit.families.ladder.plain import PlainLadder
 from tailorvit.families.ladder.spaces import ladder_arch
-from tailorvit.trunks.network import PlainTrunk, TrunkFrame
+from tailorvit.trunks.network import PlainTrunk, TowerSettings
 
 DESIGNS = ("a", "evl", "lst")
 
@@ -43,34 +43,36 @@ def mlp(block, x, act):
 
 def by_hand(net, taps):
     """The three designs written out."""
-    frame, a = net.frame, len(net.blocks)
-    last = [taps[:, i] for i in range(frame.channels - a, frame.channels)]
-    if frame.design == "lst":
-        x = net.entry(taps[:, max(frame.channels - a - 1, 0)])
+    shared, a = net.shared, len(net.blocks)
+    last = [taps[:, i] for i in range(shared.channels - a, shared.channels)]
+    if shared.design == "lst":
+        x = net.entry(taps[:, max(shared.channels - a - 1, 0)])
         for block, tap, y in zip(net.blocks, net.taps, last, strict=True):
             g = torch.sigmoid(tap.alpha / 0.1)
             x = g * x + (1 - g) * tap.proj(y)
             inner = layer_norm(x, block.norm1)
-            x = x + attended(block.attn, inner, inner, frame.head_dim)
-            x = x + mlp(block, x, frame.act)
+            x = x + attended(block.attn, inner, inner, shared.head_dim)
+            x = x + mlp(block, x, shared.act)
         return net.head(layer_norm(x, net.norm).mean(1))
     x = net.query.expand(len(taps), 1, -1)
     for i, (block, y) in enumerate(zip(net.blocks, last, strict=True)):
-        if frame.design == "a":
+        if shared.design == "a":
             y = net.taps[i].proj(layer_norm(y, net.taps[i].norm))
-        x = x + attended(block.attn, layer_norm(x, block.norm1), layer_norm(y, block.norm3), frame.head_dim)
-        x = x + mlp(block, x, frame.act)
+        x = x + attended(block.attn, layer_norm(x, block.norm1), layer_norm(y, block.norm3), shared.head_dim)
+        x = x + mlp(block, x, shared.act)
     return net.head(layer_norm(x, net.norm)[:, 0])
 
 
 def network(design="a", depth=3, **fixed):
-    frame = LADDER.frame({"image_size": (5, 24), "channels": 4, "classes": 6, "head_dim": 8, "design": design, **fixed})
+    shared = LADDER.settings(
+        {"image_size": (5, 24), "channels": 4, "classes": 6, "head_dim": 8, "design": design, **fixed}
+    )
     torch.manual_seed(0)
-    net = LADDER.build(frame, ladder_arch(24 if design == "evl" else 20, [1, 3, 2, 2][:depth], 2, depth)).eval()
+    net = LADDER.build(shared, ladder_arch(24 if design == "evl" else 20, [1, 3, 2, 2][:depth], 2, depth)).eval()
     with torch.no_grad():
         for p in net.parameters():
             p.add_(0.1 * torch.randn_like(p))
-    return net, torch.randn(2, 4, *frame.image_size)
+    return net, torch.randn(2, 4, *shared.image_size)
 
 
 @pytest.mark.parametrize("depth", [2, 4])
@@ -114,7 +116,7 @@ def test_gates_start_half_open_and_dropout_works_in_training():
 
 def trunk(**changes):
     torch.manual_seed(1)
-    frame = TrunkFrame(
+    shared = TowerSettings(
         **{
             "image_size": (8, 8),
             "channels": 1,
@@ -127,7 +129,7 @@ def trunk(**changes):
         }
         | changes
     )
-    tower = PlainTrunk(frame)
+    tower = PlainTrunk(shared)
     for p in tower.parameters():
         p.add_(0.2 * torch.randn_like(p))
     return tower

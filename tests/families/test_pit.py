@@ -15,7 +15,7 @@ from tailorvit.elastic.slicing import prefix
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, family, named_arch, named_space, plain_class, with_fixed
 from tailorvit.families.pit.elastic import ElasticPiT
-from tailorvit.families.pit.plain import PitFrame, PlainPiT, frame_of
+from tailorvit.families.pit.plain import PitSettings, PlainPiT, pit_settings
 from tailorvit.families.pit.spaces import SPACES, pit_arch, settle
 from tailorvit.lookup import cost
 from tailorvit.rng import generator
@@ -96,7 +96,7 @@ def test_timm_weights_load_and_give_the_same(name):
     for p in theirs.parameters():  # biases and norms at birth would hide a mix-up
         p.add_(0.02 * torch.randn_like(p))
     named = named_arch(f"pit-{name}")
-    ours = PIT.build(PIT.frame(named.fixed), named.arch).eval()
+    ours = PIT.build(PIT.settings(named.fixed), named.arch).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(1, 3, 224, 224)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-4, rtol=1e-4)
@@ -113,9 +113,9 @@ def test_timm_weights_load_and_give_the_same(name):
 
 
 def little(**fixed):
-    frame = PitFrame(**{"image_size": (8, 8), "patch": 2, "stride": 1, "channels": 1, "classes": 10, **fixed})
+    shared = PitSettings(**{"image_size": (8, 8), "patch": 2, "stride": 1, "channels": 1, "classes": 10, **fixed})
     torch.manual_seed(0)
-    return PlainPiT(frame, 4, [1, 2, 1], [1, 2, 4], 2).eval()
+    return PlainPiT(shared, 4, [1, 2, 1], [1, 2, 4], 2).eval()
 
 
 @torch.no_grad()
@@ -154,7 +154,7 @@ def test_starts():
     assert float(official.transformers[1].pool.conv.weight.detach().std()) == pytest.approx(1, abs=0.3)
     assert float(official.head.weight.detach().std()) < 0.03
     space = named_space("pit-8px")
-    elastic, plain = ElasticPiT(space), PIT.build(PIT.frame(dict(space.fixed)), space.largest())
+    elastic, plain = ElasticPiT(space), PIT.build(PIT.settings(dict(space.fixed)), space.largest())
     for name, p in plain.named_parameters():  # the supernet starts as the plain network does
         twin = dict(elastic.named_parameters())[name]
         assert twin.numel() == p.numel()
@@ -239,7 +239,7 @@ def test_wrong_architectures_are_named(genes, words):
 )
 def test_wrong_settings_are_named(fixed, words):
     with pytest.raises(TailorError) as error:
-        frame_of(fixed)
+        pit_settings(fixed)
     assert words in str(error.value)
 
 
@@ -264,9 +264,9 @@ def test_a_network_the_supernet_cannot_hold_is_refused():
     "size", [(s, s) for s in (*range(8, 65), 96, 97, 128, 160, 224, 256, 384)] + [(8, 12), (97, 64)]
 )
 def test_settings_suit_every_image_size(size):
-    frame = frame_of({"image_size": size, **settle(size, 1e6)})
-    assert min(frame.grids[0]) >= 4 and max(frame.grids[0]) <= 48
-    assert frame.stride <= frame.patch <= 3 * frame.stride
+    shared = pit_settings({"image_size": size, **settle(size, 1e6)})
+    assert min(shared.grids[0]) >= 4 and max(shared.grids[0]) <= 48
+    assert shared.stride <= shared.patch <= 3 * shared.stride
 
 
 def test_the_papers_cut_is_what_224_gets():

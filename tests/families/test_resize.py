@@ -11,8 +11,8 @@ from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, family, named_arch, with_fixed
 from tailorvit.families.network import PlainNetwork
 from tailorvit.families.resize import require_size, resized, resized_settings
-from tailorvit.families.vit.plain import Frame, PlainViT, filled_table
-from tailorvit.families.windows.plain import PlainWindowed, WindowFrame, WindowStage, scaled_windows
+from tailorvit.families.vit.plain import PlainViT, ViTSettings, filled_table
+from tailorvit.families.windows.plain import PlainWindowed, WindowSettings, WindowStage, scaled_windows
 
 KINDS = ["vit", "pit", "swin", "windowed", "shunted"]
 LARGER = {"vit": (12, 12), "pit": (12, 12), "swin": (16, 16), "windowed": (16, 16), "shunted": (16, 16)}
@@ -23,7 +23,7 @@ def network(name: str, **given) -> PlainNetwork:
     record = family(name)
     fixed = dict(record.shrink(next(iter(record.spaces.values()))).fixed) | given
     torch.manual_seed(0)
-    model = record.build(record.frame(fixed), record.arch({"family": name, **record.tiny}))
+    model = record.build(record.settings(fixed), record.arch({"family": name, **record.tiny}))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return model.eval()
@@ -31,17 +31,17 @@ def network(name: str, **given) -> PlainNetwork:
 
 def vit(image=(32, 32), **given) -> PlainViT:
     torch.manual_seed(1)
-    frame = Frame(image_size=image, patch=4, channels=3, classes=5, head_dim=8, **{"reach": 9, **given})
-    return PlainViT(frame, 16, [2, 1], [2, 3]).eval()
+    shared = ViTSettings(image_size=image, patch=4, channels=3, classes=5, head_dim=8, **{"reach": 9, **given})
+    return PlainViT(shared, 16, [2, 1], [2, 3]).eval()
 
 
 def windowed(image=(56, 56), windows=((7,), (7,), (7, 7), (7,)), seed=0) -> PlainWindowed:
     torch.manual_seed(seed)
-    frame = WindowFrame(image_size=image, patch=1, channels=3, classes=4)
+    shared = WindowSettings(image_size=image, patch=1, channels=3, classes=4)
     stages = [
         WindowStage(8 * 2**s, w, (2,) * len(w), (4 * 2**s,) * len(w), (2.0,) * len(w)) for s, w in enumerate(windows)
     ]
-    return PlainWindowed(frame, stages).eval()
+    return PlainWindowed(shared, stages).eval()
 
 
 def equal(ours: dict, theirs: dict) -> bool:
@@ -137,8 +137,8 @@ def test_deit_at_another_size_equals_timms():
 
     theirs = timm.create_model("deit_tiny_patch16_224", pretrained=False, num_classes=3).eval()
     named = named_arch("deit-ti")
-    frame = family("vit").frame({**named.fixed, "classes": 3})
-    ours = family("vit").build(frame, named.arch).eval()
+    shared = family("vit").settings({**named.fixed, "classes": 3})
+    ours = family("vit").build(shared, named.arch).eval()
     ours.load_state_dict(theirs.state_dict())
     theirs.set_input_size(img_size=(256, 192))
     x = torch.randn(1, 3, 256, 192)
@@ -190,7 +190,7 @@ def test_filled_rows_matter_only_beyond_the_old_grid():
 def test_pit_positions_follow_the_overlapping_grid():
     model = network("pit")
     new = resized(model, (12, 12))
-    expected = F.interpolate(model.pos_embed, size=new.frame.grids[0], mode="bicubic", antialias=True)
+    expected = F.interpolate(model.pos_embed, size=new.shared.grids[0], mode="bicubic", antialias=True)
     assert torch.equal(new.pos_embed, expected) and new.pos_embed.shape[2:] != model.pos_embed.shape[2:]
 
 
@@ -199,7 +199,7 @@ def test_the_papers_windows_at_384(name, before, after):
     named = named_arch(name)
     record = family(named.arch.family)
     with torch.device("meta"):
-        model = record.build(record.frame(named.fixed), named.arch)
+        model = record.build(record.settings(named.fixed), named.arch)
         settings = resized_settings(model, (384, 384))
     assert {w for s in model.settings["stages"] for w in s["window"]} == before
     assert {w for s in settings["stages"] for w in s["window"]} == after
@@ -265,10 +265,10 @@ def test_a_window_of_one_position_begins_without_bias():
 
 def test_shunted_keeps_the_reductions_its_kernels_have():
     model = network("shunted", reduce=(16, 8, 4, 2))
-    small = model.frame.reductions
+    small = model.shared.reductions
     assert small == (8, 4, 2, 2), "8 px digits have smaller maps than the keys asked for"
     new = resized(model, (32, 32))
-    assert new.frame.reductions == small == tuple(new.settings["reduce"])
+    assert new.shared.reductions == small == tuple(new.settings["reduce"])
     assert equal(new.state_dict(), model.state_dict())
 
 

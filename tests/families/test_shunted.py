@@ -45,11 +45,11 @@ def test_published_networks(name, params, macs, blocks):
     facts = told("cost", name)
     assert (facts["params"], facts["macs"]) == (params, macs)
     named = named_arch(name)
-    rows = SHUNTED.outline(SHUNTED.frame(named.fixed), named.arch)
+    rows = SHUNTED.outline(SHUNTED.settings(named.fixed), named.arch)
     assert [sum(r["stage"] == s for r in rows) for s in (1, 2, 3, 4)] == blocks
     assert [r["mlp"] for r in rows if r["block"] == 1] == [8, 8, 4, 4]
     with torch.device("meta"), FlopCounterMode(display=False) as flops:
-        plain = SHUNTED.build(SHUNTED.frame(named.fixed), named.arch).eval()
+        plain = SHUNTED.build(SHUNTED.settings(named.fixed), named.arch).eval()
         plain(torch.empty(1, 3, 224, 224))
     assert sum(p.numel() for p in plain.parameters()) == params and flops.get_total_flops() == 2 * macs
 
@@ -125,8 +125,8 @@ def noisy(space, drop_path=0.0):
 
 
 def pictures(space, n=2):
-    frame = SHUNTED.frame(dict(space.fixed))
-    return torch.randn(n, frame.channels, *frame.image_size, generator=torch.Generator().manual_seed(1))
+    shared = SHUNTED.settings(dict(space.fixed))
+    return torch.randn(n, shared.channels, *shared.image_size, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("fixed", VARIANTS.values(), ids=list(VARIANTS))
@@ -141,13 +141,13 @@ def test_variants_agree_and_are_counted(fixed):
         torch.testing.assert_close(slow(plain, x), plain(x), atol=1e-4, rtol=1e-4)
         assert sum(p.numel() for p in plain.parameters()) == count.params(arch)
         with torch.device("meta"), FlopCounterMode(display=False) as flops:
-            SHUNTED.build(count.frame, arch).eval()(torch.empty(1, *x.shape[1:]))
+            SHUNTED.build(count.shared, arch).eval()(torch.empty(1, *x.shape[1:]))
         assert flops.get_total_flops() / 2 == count.macs(arch)
 
 
 def slow(net, x):
     """The formulas once more, convolutions as sums over shifted pictures and attention query by query."""
-    state, frame, widths = net.state_dict(), net.frame, net.widths
+    state, shared, widths = net.state_dict(), net.shared, net.widths
 
     def conv(x, name, stride=1, pad=0, depthwise=False):
         weight, side = state[f"{name}.weight"], state[f"{name}.weight"].shape[-1]
@@ -166,7 +166,7 @@ def slow(net, x):
 
     def norm(x, name):
         x = x - x.mean(-1, keepdim=True)
-        x = x / (x.square().mean(-1, keepdim=True) + frame.eps).sqrt()
+        x = x / (x.square().mean(-1, keepdim=True) + shared.eps).sqrt()
         return x * state[f"{name}.weight"] + state[f"{name}.bias"]
 
     def tokens(x):
@@ -201,28 +201,28 @@ def slow(net, x):
                 outs.append(out + near[..., mine] if cell is None else out)
         return linear(torch.cat(outs, -1), f"{at}.proj")
 
-    for i in range(1 + frame.stem_convs):
-        kernel = frame.stem_kernel if i == 0 else 3
-        x = conv(x, f"patch_embed.convs.{i}", 1 if i else frame.stem_strides[0], kernel // 2)
+    for i in range(1 + shared.stem_convs):
+        kernel = shared.stem_kernel if i == 0 else 3
+        x = conv(x, f"patch_embed.convs.{i}", 1 if i else shared.stem_strides[0], kernel // 2)
         at = f"patch_embed.norms.{i}"
         mean, var, weight, bias = (
             state[f"{at}.{n}"][:, None, None] for n in ("running_mean", "running_var", "weight", "bias")
         )
         x = ((x - mean) / (var + 1e-5).sqrt() * weight + bias).clamp_min(0)
-    x = conv(x, "patch_embed.proj", frame.stem_strides[1])
+    x = conv(x, "patch_embed.proj", shared.stem_strides[1])
     rows, columns = x.shape[-2:]
     x = norm(tokens(x), "patch_embed.norm")
     for s in range(4):
         if s:
-            x = conv(picture(x, rows, columns), f"stages.{s}.downsample.proj", frame.strides[s - 1], 1)
+            x = conv(picture(x, rows, columns), f"stages.{s}.downsample.proj", shared.strides[s - 1], 1)
             rows, columns = x.shape[-2:]
             x = norm(tokens(x), f"stages.{s}.downsample.norm")
-        k = frame.reduce[s]
+        k = shared.reduce[s]
         while k > min(rows, columns):
             k //= 2
-        for i in range(frame.depth_base[s] + frame.depth_growth[s] * widths["depth"]):
+        for i in range(shared.depth_base[s] + shared.depth_growth[s] * widths["depth"]):
             at = f"stages.{s}.blocks.{i}"
-            x = x + attend(norm(x, f"{at}.norm1"), f"{at}.attn", rows, columns, frame.heads[s], k)
+            x = x + attend(norm(x, f"{at}.norm1"), f"{at}.attn", rows, columns, shared.heads[s], k)
             h = linear(norm(x, f"{at}.norm2"), f"{at}.mlp.fc1")
             h = F.gelu(h + tokens(conv(picture(h, rows, columns), f"{at}.mlp.dwconv", 1, 1, True)))
             x = x + linear(h, f"{at}.mlp.fc2")
@@ -238,7 +238,7 @@ def test_heads_stay_aligned():
     before = SHUNTED.extract(model, arch).state_dict()["stages.2.blocks.0.attn.q.weight"].clone()
     model.stages[2].blocks[0].attn.q.weight[-1].add_(1.0)
     after = SHUNTED.extract(model, arch).state_dict()["stages.2.blocks.0.attn.q.weight"]
-    changed = (after != before).any(1).view(model.frame.heads[2], -1)
+    changed = (after != before).any(1).view(model.shared.heads[2], -1)
     assert changed[-1].all() and not changed[:-1].any()
 
 
@@ -267,7 +267,7 @@ def test_attention_reproduces_the_output():
 
 @torch.no_grad()
 def test_plain_network_as_timm_uses_it():
-    plain = SHUNTED.build(SHUNTED.frame(dict(SMALL.fixed)), SMALL.largest()).eval()
+    plain = SHUNTED.build(SHUNTED.settings(dict(SMALL.fixed)), SMALL.largest()).eval()
     x = pictures(SMALL)
     again = PlainShunted.from_settings(json.loads(json.dumps(plain.settings)))
     again.load_state_dict(plain.state_dict())
@@ -294,13 +294,13 @@ def test_plain_network_as_timm_uses_it():
 @pytest.mark.parametrize("params", [2e4, 1e6, 3e7])
 def test_settled_settings_are_accepted(size, params):
     fixed = {"image_size": size, "channels": 3, "classes": 10, **settle(size, params)}
-    frame = SHUNTED.frame(fixed)
-    assert min(min(g) for g in frame.grids) >= 2 and frame.reductions == frame.reduce
+    shared = SHUNTED.settings(fixed)
+    assert min(min(g) for g in shared.grids) >= 2 and shared.reductions == shared.reduce
     first = next(SHUNTED.auto(fixed))
     assert Counter("shunted", fixed).params(first.smallest()) < params
     if min(size) >= 224 and params > 3e6:
         ours = with_fixed(named_space("s4-shunted"), image_size=size)
-        assert frame == SHUNTED.frame({**dict(ours.fixed), "classes": 10})
+        assert shared == SHUNTED.settings({**dict(ours.fixed), "classes": 10})
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_refused_architectures():
     with pytest.raises(TailorError, match="whole positive depth"):
         SHUNTED.arch({"embed": 8, "depth": 1.5, "mlp": 2})
     with pytest.raises(TailorError, match="embed of 37 gives stage 1 37 channels: not whole 2 heads"):
-        SHUNTED.build(SHUNTED.frame({}), shunted_arch(37, 3, 6))
+        SHUNTED.build(SHUNTED.settings({}), shunted_arch(37, 3, 6))
     model = SHUNTED.supernet(SMALL)
     with pytest.raises(TailorError, match="too small for the architecture: 'mlp'"):
         model(pictures(SMALL), shunted_arch(8, 1, 5))

@@ -18,8 +18,8 @@ SMALL = named_space("shunted-8px")
 
 
 def pictures(space, n=2):
-    frame = SHUNTED.frame(dict(space.fixed))
-    return torch.randn(n, frame.channels, *frame.image_size, generator=torch.Generator().manual_seed(1))
+    shared = SHUNTED.settings(dict(space.fixed))
+    return torch.randn(n, shared.channels, *shared.image_size, generator=torch.Generator().manual_seed(1))
 
 
 class Toys:

@@ -14,7 +14,7 @@ from tailorvit import cli
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
 from tailorvit.families.windows.plain import PlainWindowed
-from tailorvit.families.windows.swin import ARCHS, SPACES, frame_of, settle, stages_of, swin_arch
+from tailorvit.families.windows.swin import ARCHS, SPACES, settle, stages_of, swin_arch, swin_settings
 from tailorvit.families.windows.swin import FAMILY as SWIN
 from tailorvit.rng import generator
 
@@ -83,9 +83,9 @@ def test_spaces(name, count, low, high):
 )
 def test_padding_is_counted(fixed):
     settings = {**dict(SPACES["swin-8px"].fixed), **fixed}
-    frame, found = frame_of(settings), arch(3, 8, 2.5)
+    shared, found = swin_settings(settings), arch(3, 8, 2.5)
     with torch.device("meta"):
-        model = SWIN.build(frame, found).eval()
+        model = SWIN.build(shared, found).eval()
         with FlopCounterMode(display=False) as flops:
             model(torch.empty(1, 1, *fixed["image_size"]))
     params = sum(p.numel() for p in model.parameters())
@@ -100,7 +100,7 @@ def test_padding_is_counted(fixed):
 def test_timm_weights_load_and_agree(size, monkeypatch):
     theirs = random_timm(f"swin_{size}_patch4_window7_224", monkeypatch)
     named = ARCHS[f"swin-{size[0]}"]
-    ours = SWIN.build(frame_of(named.fixed), named.arch).eval()
+    ours = SWIN.build(swin_settings(named.fixed), named.arch).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(1, 3, 224, 224)
     maps = ours.forward_intermediates(x, intermediates_only=True)
@@ -123,7 +123,7 @@ def test_every_head_is_sliced_by_itself():
 
 @torch.no_grad()
 def test_settings_make_the_same_network():
-    model = SWIN.build(frame_of(dict(SPACES["swin-8px"].fixed)), arch(2, 8, 2)).eval()
+    model = SWIN.build(swin_settings(dict(SPACES["swin-8px"].fixed)), arch(2, 8, 2)).eval()
     again = PlainWindowed.from_settings(json.loads(json.dumps(model.settings))).eval()
     again.load_state_dict(model.state_dict())
     x = torch.randn(2, 1, 8, 8)
@@ -160,7 +160,7 @@ def test_settings_make_the_same_network():
 )
 def test_refused_settings(fixed, words):
     with pytest.raises(TailorError, match=words):
-        frame_of({**dict(SPACES["swin-8px"].fixed), **fixed})
+        swin_settings({**dict(SPACES["swin-8px"].fixed), **fixed})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_refused_architectures(genes, words):
 
 def test_heads_must_share_the_width():
     with pytest.raises(TailorError, match="Stage 1 of a swin is 97 wide, which 3 heads cannot share"):
-        stages_of(frame_of(ARCHS["swin-t"].fixed), arch(6, 97))
+        stages_of(swin_settings(ARCHS["swin-t"].fixed), arch(6, 97))
 
 
 def test_the_supernet_refuses_what_it_has_no_weights_for():
@@ -193,7 +193,7 @@ def test_the_supernet_refuses_what_it_has_no_weights_for():
 @pytest.mark.parametrize("params", [2e4, 2e6, 3e7])
 def test_settings_suit_any_size_and_budget(size, params):
     fixed = {"image_size": size, "channels": 1, "classes": 10, **settle(size, params)}
-    frame_of(fixed)
+    swin_settings(fixed)
     first = next(SWIN.auto(fixed))
     assert first.contains(first.sample(generator(0))) and both(first.smallest(), **fixed)[0] < params
     assert both(next(SWIN.baseline(fixed)), **fixed)[0] < params

@@ -33,7 +33,7 @@ def supernet(fixed, execution):
 
 
 def images(space, n=2):
-    settings = counter(space).frame
+    settings = counter(space).shared
     return torch.randn(n, settings.channels, *settings.image_size, generator=torch.Generator().manual_seed(1))
 
 
@@ -53,7 +53,7 @@ def test_supernets_agree_and_so_do_their_extracted_networks(fixed, execution):
 @variants
 def test_every_execution_is_counted_as_torch_counts_it(fixed, execution):
     space, _ = supernet(fixed, execution)
-    settings = counter(space).frame
+    settings = counter(space).shared
     if execution == "fused" and 1 in settings.grid:
         pytest.skip("torch multiplies by the single row instead of taking a product, and counts nothing")
     for arch in [space.smallest(), space.largest(), *sample(space, 1, "macs")]:

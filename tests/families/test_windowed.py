@@ -14,8 +14,8 @@ from tailorvit import cli
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families.windows.elastic import windows_for
-from tailorvit.families.windows.plain import Cut, WindowAttention, WindowFrame
-from tailorvit.families.windows.windowed import ARCHS, SPACES, frame_of, settle, stages_of, windowed_arch
+from tailorvit.families.windows.plain import Cut, WindowAttention, WindowSettings
+from tailorvit.families.windows.windowed import ARCHS, SPACES, settle, stages_of, windowed_arch, windowed_settings
 from tailorvit.families.windows.windowed import FAMILY as WINDOWED
 from tailorvit.rng import generator
 from tailorvit.seek.s3 import within
@@ -80,7 +80,7 @@ def test_the_papers_widths_start_alike():
 
     def spread(embed):
         genes = {"depth": 1, "embed": embed, "qkv": embed, "window": 7, "mlp": 3}
-        made = WINDOWED.build(frame_of(dict(SPACES["s3"].fixed)), windowed_arch(genes))
+        made = WINDOWED.build(windowed_settings(dict(SPACES["s3"].fixed)), windowed_arch(genes))
         return float(made.layers[3].blocks[0].mlp.fc1.weight.detach().std())
 
     assert spread(224) == pytest.approx(0.02, rel=0.05) == spread(288)
@@ -98,7 +98,7 @@ def test_qkv_different_from_the_width():
     found, fixed = windowed_arch(genes), ARCHS["s3-t"].fixed
     assert both(found, **fixed) == (27473878, 4314034944)
     with torch.device("meta"):
-        model = WINDOWED.build(frame_of(fixed), found).eval()
+        model = WINDOWED.build(windowed_settings(fixed), found).eval()
         with FlopCounterMode(display=False) as flops:
             model(torch.empty(1, 3, 224, 224))
     assert (sum(p.numel() for p in model.parameters()), flops.get_total_flops() / 2) == (27473878, 4314034944)
@@ -133,7 +133,7 @@ def test_steps_of_the_space():
 
 def _meta(found, fixed):
     with torch.device("meta"):
-        return WINDOWED.build(frame_of(fixed), found)
+        return WINDOWED.build(windowed_settings(fixed), found)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (9, 13), (11, 6), (20, 12)], ids=str)
@@ -162,7 +162,7 @@ def test_attention_equals_the_plain_formula(sides, window, odd):
     """Positions see those of the same piece of the (shifted) lattice, with a bias by offset; no roll, no padding."""
     torch.manual_seed(0)
     cut = Cut.of(sides, window, odd)
-    attn = WindowAttention(WindowFrame(), cut, 12, 2, 4)
+    attn = WindowAttention(WindowSettings(), cut, 12, 2, 4)
     for p in attn.parameters():
         p.copy_(torch.randn_like(p))
     x = torch.randn(2, *sides, 12)
@@ -245,7 +245,7 @@ def test_windows_that_divide_a_map(side, windows):
 def test_timm_weights_load_and_agree(size, monkeypatch):
     theirs = random_timm(f"swin_s3_{size}_224", monkeypatch)
     named = ARCHS[f"s3-{size[0]}"]
-    ours = WINDOWED.build(frame_of(named.fixed), named.arch).eval()
+    ours = WINDOWED.build(windowed_settings(named.fixed), named.arch).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(1, 3, 224, 224)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-4, rtol=0)
@@ -259,7 +259,7 @@ def test_architectures_written_by_hand():
     assert found["mlp.3"] == (2, 3) and found["window.4"] == (4, 4) and found["depth.1"] == 2
     assert WINDOWED.arch({"family": "windowed", **dict(found.items())}) == found
     tiny = WINDOWED.arch(WINDOWED.tiny)
-    assert WINDOWED.build(frame_of(DIGITS), tiny)(torch.randn(1, 1, 8, 8)).shape == (1, 10)
+    assert WINDOWED.build(windowed_settings(DIGITS), tiny)(torch.randn(1, 1, 8, 8)).shape == (1, 10)
 
 
 @pytest.mark.parametrize(
@@ -280,11 +280,11 @@ def test_refused_architectures(change, words):
 
 def test_refused_settings():
     with pytest.raises(TailorError, match="Q-K-V width of 12 is not a whole number of heads 8 wide"):
-        stages_of(frame_of(DIGITS), windowed_arch({"depth": 1, "embed": 8, "qkv": 12, "mlp": 2, "window": 4}))
+        stages_of(windowed_settings(DIGITS), windowed_arch({"depth": 1, "embed": 8, "qkv": 12, "mlp": 2, "window": 4}))
     with pytest.raises(TailorError, match="4x4 px with patch 1 leave 1x1 patches in stage 3"):
-        frame_of({**DIGITS, "image_size": 4})
+        windowed_settings({**DIGITS, "image_size": 4})
     with pytest.raises(TailorError, match="'head_dim' must be a positive whole number, not 0"):
-        frame_of({**DIGITS, "head_dim": 0})
+        windowed_settings({**DIGITS, "head_dim": 0})
 
 
 def test_the_supernet_refuses_what_it_has_no_weights_for():
@@ -310,4 +310,4 @@ def test_settings_suit_any_size_and_budget(size, params):
 def test_shrunk_spaces_keep_their_dimensions():
     small = WINDOWED.shrink(SPACES["s3"])
     assert small.keys == SPACES["s3"].keys and both(small.largest(), **dict(small.fixed))[0] < 60_000
-    frame_of(dict(small.fixed))
+    windowed_settings(dict(small.fixed))

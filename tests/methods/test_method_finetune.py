@@ -165,7 +165,7 @@ def test_every_family_is_spelt_as_it_is_built(name, windows, tmp_path):
         fixed["reduce"] = (16, 8, 4, 2)
     arch = record.arch({"family": name, **record.tiny})
     torch.manual_seed(0)
-    model = record.build(record.frame(fixed), arch)
+    model = record.build(record.settings(fixed), arch)
     small = open_data("digits", limit=20)
     save_network(tmp_path, model, Card(arch, fixed, small.classes, small.preprocessing, {}))
     data = open_data("digits", limit=20, image_size=16)
@@ -176,7 +176,7 @@ def test_every_family_is_spelt_as_it_is_built(name, windows, tmp_path):
     new = start.resized(data, seed=0)
     assert space.contains(given) and dict(space.fixed)["image_size"] == (16, 16)
     assert Counter(name, dict(space.fixed)).params(given) == sum(p.numel() for p in new.parameters())
-    built = record.build(record.frame(dict(space.fixed)), given)
+    built = record.build(record.settings(dict(space.fixed)), given)
     built.load_state_dict(new.state_dict())
     assert built.settings == new.settings
     start.normalise(data)

@@ -37,7 +37,7 @@ def scorer(family, *names, **rest):
 def task(model, arch, space, **rest):
     counter = Counter(space.family, dict(space.fixed))
     params, macs = counter.both(arch)
-    return Task(arch, space.family, counter.frame, params, macs, lambda: model, **{"seed": 3, "batch": 6, **rest})
+    return Task(arch, space.family, counter.shared, params, macs, lambda: model, **{"seed": 3, "batch": 6, **rest})
 
 
 def everything(model):

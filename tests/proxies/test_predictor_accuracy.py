@@ -60,7 +60,7 @@ def test_blocks_without_the_widths_are_refused(change):
     """A family from outside may have no attention; its rows then lack these widths."""
     counter = Counter("vit", dict(named_space("vit-8px").fixed))
     arch = named_space("vit-8px").smallest()
-    blocks = counter.family.outline(counter.frame, arch)
+    blocks = counter.family.outline(counter.shared, arch)
     (key,) = change
     for rows in ([{**b, **change} for b in blocks], [{k: v for k, v in b.items() if k != key} for b in blocks]):
         with pytest.raises(Refused, match=f"needs the width '{key}' of every block, which this architecture does not"):

@@ -39,7 +39,7 @@ def test_parts_add_up_to_the_score(family):
 def test_the_network_is_left_as_it_was(family, name):
     space, (arch,) = small_space(family), sample(family)
     torch.manual_seed(5)
-    model = FAMILIES[family].build(FAMILIES[family].frame(dict(space.fixed)), arch)
+    model = FAMILIES[family].build(FAMILIES[family].settings(dict(space.fixed)), arch)
     for i, p in enumerate(model.parameters()):  # an unusual state, so that restoring defaults is not enough
         p.requires_grad_(i % 3 > 0)
         p.grad = torch.full_like(p, i) if i % 2 else None

@@ -81,8 +81,8 @@ def test_drop_path_can_be_switched_off_in_every_family(name):
     space = min(FAMILIES[name].spaces.values(), key=lambda s: max(dict(s.fixed).get("image_size", (224, 224))))
     torch.manual_seed(0)
     model = FAMILIES[name].supernet(space, 0.5).train()
-    frame = FAMILIES[name].frame(dict(space.fixed))
-    x = torch.randn(8, frame.channels, *frame.image_size)
+    shared = FAMILIES[name].settings(dict(space.fixed))
+    x = torch.randn(8, shared.channels, *shared.image_size)
     with torch.no_grad():
         dropped = [model(x, space.largest()) for _ in range(2)]
         with without_drop_path(model):

@@ -38,14 +38,14 @@ class Batch(NamedTuple):
 def batch(seed: int = 0, size: int = 6) -> Batch:
     rng = torch.Generator().manual_seed(seed)
     y = torch.randint(0, 10, (size,), generator=rng)
-    frame = VIT.frame(dict(SPACE.fixed))
-    return Batch(torch.randn(size, frame.channels, *frame.image_size, generator=rng), y, F.one_hot(y, 10).float())
+    shared = VIT.settings(dict(SPACE.fixed))
+    return Batch(torch.randn(size, shared.channels, *shared.image_size, generator=rng), y, F.one_hot(y, 10).float())
 
 
 def network(kind: str) -> nn.Module:
     seed_everything(0, "init")
     if kind == "plain":
-        return VIT.build(VIT.frame(dict(SPACE.fixed)), SPACE.largest())
+        return VIT.build(VIT.settings(dict(SPACE.fixed)), SPACE.largest())
     return VIT.supernet(SPACE)
 
 
@@ -233,7 +233,7 @@ def test_no_tensors_make_an_empty_buffer() -> None:
 def test_copies_follow_weights_and_gradients_come_back_in_the_networks_order() -> None:
     vit = family("vit")
     space = vit.spaces["vit-8px"]
-    model = vit.build(vit.frame(dict(space.fixed)), space.smallest())
+    model = vit.build(vit.shared(dict(space.fixed)), space.smallest())
     half = HalfWeights(model)
     named = dict(model.named_parameters())
     assert "blocks.0.mlp.fc1.weight" in half.copies and "blocks.0.norm1.weight" not in half.copies

@@ -40,7 +40,7 @@ def supernet(drop_path: float = 0.0, space: Space = SPACE):
 
 def plain(arch=None):
     seed_everything(7, "toy")
-    return family("vit").build(family("vit").frame(FIXED), arch or SPACE.largest())
+    return family("vit").build(family("vit").settings(FIXED), arch or SPACE.largest())
 
 
 class Toys:

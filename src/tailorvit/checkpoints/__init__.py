@@ -71,9 +71,9 @@ def load_plain(
             f"The checkpoint is of the kind '{loader.name}' ({loader.summary}), for the family "
             f"{' or '.join(loader.families)}; {label} is of the family {arch.family}."
         )
-    frame = record.frame({**settings, **loader.fixed, "classes": class_count(state)})
-    converted = loader.plain(state, arch, frame)
-    network = record.build(frame, arch)
+    shared = record.settings({**settings, **loader.fixed, "classes": class_count(state)})
+    converted = loader.plain(state, arch, shared)
+    network = record.build(shared, arch)
     assert isinstance(network, PlainNetwork)
     fill(network, converted, label)
     return network.eval()

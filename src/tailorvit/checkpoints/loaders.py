@@ -22,7 +22,7 @@ from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
 from tailorvit.families import family
 from tailorvit.families.network import hidden_width
-from tailorvit.families.vit.plain import Frame
+from tailorvit.families.vit.plain import ViTSettings
 from tailorvit.families.vit.relative import table_rows
 from tailorvit.space import Space
 
@@ -49,7 +49,7 @@ class Loader:
     summary: str
     families: tuple[str, ...]  # whose plain networks it can fill
     recognises: Callable[[State], bool]
-    plain: Callable[[State, Arch, Any], State]  # (state, arch, frame) -> the plain network's names and shapes
+    plain: Callable[[State, Arch, Any], State]  # (state, arch, shared) -> the plain network's names and shapes
     supernet: Callable[[State, Space], State] | None = None  # -> the names and shapes of the space's supernet
     fixed: Mapping[str, Any] = field(default_factory=dict)  # settings these networks were trained with
     supernet_fixed: Mapping[str, Any] = field(default_factory=dict)  # further ones, of a supernet alone
@@ -121,29 +121,29 @@ def _separated(weight: Tensor) -> Tensor:
     return torch.cat([weight[part::3] for part in range(3)])
 
 
-def _autoformer_plain(state: State, arch: Arch, frame: Frame) -> State:
+def _autoformer_plain(state: State, arch: Arch, shared: ViTSettings) -> State:
     """A sub-network's weights under timm's names, from its own file or from a supernet's."""
     d, what = Width(int(arch.one("embed"))), f"a vit {arch['depth']} blocks deep and {arch['embed']} wide"
     wanted: dict[str, tuple[str, Shape]] = {"cls_token": ("cls_token", (1, 1, d))}
-    if frame.absolute:
-        wanted["pos_embed"] = ("pos_embed", (1, frame.tokens, d))
+    if shared.absolute:
+        wanted["pos_embed"] = ("pos_embed", (1, shared.tokens, d))
 
     def layer(ours: str, theirs: str, weight: Shape) -> None:
         wanted[f"{ours}.weight"] = (f"{theirs}.weight", weight)
         wanted[f"{ours}.bias"] = (f"{theirs}.bias", weight[:1])
 
-    layer("patch_embed.proj", "patch_embed_super.proj", (d, frame.channels, frame.patch, frame.patch))
+    layer("patch_embed.proj", "patch_embed_super.proj", (d, shared.channels, shared.patch, shared.patch))
     layer("norm", "norm", (d,))
-    layer("head", "head", (frame.classes, d))
+    layer("head", "head", (shared.classes, d))
     for i, (heads, ratio) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True)):
-        at, q, hidden = f"blocks.{i}.", int(heads) * frame.head_dim, Width(hidden_width(d.size, ratio))
+        at, q, hidden = f"blocks.{i}.", int(heads) * shared.head_dim, Width(hidden_width(d.size, ratio))
         shapes: dict[str, Shape] = {"norm1": (d,), "norm2": (d,), "mlp.fc1": (hidden, d), "mlp.fc2": (d, hidden)}
         for ours, shape in {**shapes, "attn.proj": (d, Width(q)), "attn.qkv": (Width(3 * q), d)}.items():
             layer(at + ours, at + _INSIDE.get(ours, ours), shape)
-        if not frame.qkv_bias:
+        if not shared.qkv_bias:
             del wanted[f"{at}attn.qkv.bias"]
-        for ours, theirs in _TABLES.items() if frame.relative else ():
-            wanted[at + ours] = (at + theirs, (table_rows(frame.reach), frame.head_dim))
+        for ours, theirs in _TABLES.items() if shared.relative else ():
+            wanted[at + ours] = (at + theirs, (table_rows(shared.reach), shared.head_dim))
     require(state, dict(wanted.values()), what)
     # Blocks beyond the depth are the supernet's; any other extra name is not AutoFormer's and would be lost silently.
     beyond = tuple(f"blocks.{i}." for i in range(int(arch.one("depth")), _depth(state)))
@@ -155,18 +155,18 @@ def _autoformer_plain(state: State, arch: Arch, frame: Frame) -> State:
 
 def _autoformer_supernet(state: State, space: Space) -> State:
     """The weights of the space's supernet, which has no channel beyond the largest choice (240 of the file's 256)."""
-    frame, largest = family("vit").frame(dict(space.fixed)), space.largest()
+    shared, largest = family("vit").settings(dict(space.fixed)), space.largest()
     widest = {"depth": largest.one("depth"), "embed": largest.one("embed"), "heads": max(largest.many("heads"))}
-    for gene, available in autoformer_sizes(state, frame.head_dim).items():
+    for gene, available in autoformer_sizes(state, shared.head_dim).items():
         if widest[gene] > available:
             raise TailorError(
                 f"The checkpoint's supernet is too small for the space: '{gene}' goes up to {widest[gene]}, "
                 f"and the file has {available}."
             )
     supernet = {}
-    for name, tensor in _autoformer_plain(state, largest, frame).items():
+    for name, tensor in _autoformer_plain(state, largest, shared).items():
         name = name.replace("patch_embed.proj.", "patch_embed.").replace("attn.qkv.", "attn.qkv_")
-        supernet[name] = tensor.unflatten(0, (3, -1, frame.head_dim)) if name.endswith("qkv_weight") else tensor
+        supernet[name] = tensor.unflatten(0, (3, -1, shared.head_dim)) if name.endswith("qkv_weight") else tensor
     return supernet
 
 
@@ -191,25 +191,25 @@ def _refuse_distilled(state: State, what: str) -> None:
         raise TailorError(f"The checkpoint is a distilled {what} with two class tokens and two heads; ours have one.")
 
 
-def _vit(state: State, arch: Arch, frame: Any) -> State:
+def _vit(state: State, arch: Arch, shared: Any) -> State:
     _refuse_distilled(state, "ViT")
     return state
 
 
-def _pit(state: State, arch: Arch, frame: Any) -> State:
+def _pit(state: State, arch: Arch, shared: Any) -> State:
     """The first release has a list of poolings; timm has each in the stage that follows it."""
     _refuse_distilled(state, "PiT")
     return {re.sub(r"^pools\.(\d+)\.", lambda m: f"transformers.{int(m[1]) + 1}.pool.", k): v for k, v in state.items()}
 
 
-def _timm_swin(state: State, arch: Arch, frame: Any) -> State:
+def _timm_swin(state: State, arch: Arch, shared: Any) -> State:
     return {k: v for k, v in state.items() if not k.endswith(_BUFFERS)}
 
 
-def _released_swin(state: State, arch: Arch, frame: Any) -> State:
+def _released_swin(state: State, arch: Arch, shared: Any) -> State:
     """Patch merging is at the end of a stage there, at the beginning of the next one here; the head is one layer."""
     found = {}
-    for name, tensor in _timm_swin(state, arch, frame).items():
+    for name, tensor in _timm_swin(state, arch, shared).items():
         name = re.sub(r"^layers\.(\d+)\.downsample\.", lambda m: f"layers.{int(m[1]) + 1}.downsample.", name)
         found[re.sub(r"^head\.", "head.fc.", name)] = tensor
     return found

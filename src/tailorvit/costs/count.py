@@ -18,7 +18,7 @@ class Counter:
 
     def __init__(self, family: str, fixed: Mapping[str, Any]) -> None:
         self.family = FAMILIES[family]
-        self.frame = self.family.frame(fixed)
+        self.shared = self.family.settings(fixed)
         self._known: dict[Hashable, tuple[int, int]] = {}
 
     def both(self, arch: Arch) -> tuple[int, int]:
@@ -27,7 +27,7 @@ class Counter:
         for segment in self.family.segments(arch):
             cost = known.get(segment)
             if cost is None:
-                rows = self.family.layers(self.frame, segment)
+                rows = self.family.layers(self.shared, segment)
                 cost = known[segment] = (sum(r.params for r in rows), sum(r.macs for r in rows))
             params += cost[0]
             macs += cost[1]
@@ -45,11 +45,11 @@ class Counter:
         """Totals per kind of layer, in the order of a forward pass."""
         totals: dict[str, tuple[int, int]] = {}
         for segment in self.family.segments(arch):
-            for row in self.family.layers(self.frame, segment):
+            for row in self.family.layers(self.shared, segment):
                 params, macs = totals.get(row.part, (0, 0))
                 totals[row.part] = (params + row.params, macs + row.macs)
         return [Layer(part, *cost) for part, cost in totals.items()]
 
     def readings(self, arch: Arch) -> dict[str, int]:
         """Counts by other rules, by name: executions of relative position, formulas of papers, released counters."""
-        return {name: int(read(self.frame, arch)) for name, read in self.family.readings.items()}
+        return {name: int(read(self.shared, arch)) for name, read in self.family.readings.items()}

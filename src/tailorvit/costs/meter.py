@@ -65,9 +65,9 @@ class Meter:
         return self._measured[key]
 
     def _measure(self, metric: str, arch: Arch) -> float:
-        family, frame = self.counter.family, self.counter.frame
-        model = family.build(frame, arch)
-        shape = (frame.channels, *frame.image_size)
+        family, shared = self.counter.family, self.counter.shared
+        model = family.build(shared, arch)
+        shape = (shared.channels, *shared.image_size)
         if metric == "latency":
             return measure_latency(model, shape, self.batch, self.device, seconds=SLOW).median
         return float(measure_memory(model, shape, self.batch, self.device))

@@ -170,5 +170,5 @@ def _build(plain: Mapping[str, Any] | None, card: Card) -> nn.Module:
         from tailorvit.families import family
 
         record = family(card.arch.family)
-        return record.build(record.frame(card.fixed), card.arch)
+        return record.build(record.settings(card.fixed), card.arch)
     return plain_class(plain["family"]).from_settings(plain["settings"])

@@ -55,7 +55,7 @@ def with_fixed(space: Space, **fixed: Any) -> Space:
         if dim.name not in record.fractional and any(not isinstance(c, int) for c in dim.choices):
             raise TailorError(f"The choices of dimension '{dim.key}' must be whole numbers, not {list(dim.choices)}.")
     changed = space.with_fixed(**{k: v for k, v in fixed.items() if v is not None})
-    record.frame(dict(changed.fixed))
+    record.settings(dict(changed.fixed))
     return record.fit(changed)
 
 

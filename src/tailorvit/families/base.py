@@ -70,13 +70,13 @@ class Family:
     summary: str
     paper: str
     genes: tuple[str, ...]  # the dimensions every space of the family has
-    frame: Callable[[Mapping[str, Any]], Any]  # checks the shared settings and types them
+    settings: Callable[[Mapping[str, Any]], Any]  # checks the settings all networks of a space share, and types them
     arch: Callable[[Mapping[str, Any]], Arch]  # checks an architecture written by hand
     segments: Callable[[Arch], Sequence[Hashable]]  # an arch as a list of parts that repeat between archs
     layers: Callable[[Any, Hashable], Sequence[Layer]]  # the inventory of one such part
     supernet: Callable[..., nn.Module]  # (space, drop_path, execution) -> elastic network
     plain: type[PlainNetwork]  # the class of its plain networks
-    build: Callable[..., nn.Module]  # (frame, arch, drop_path, execution) -> plain network
+    build: Callable[..., nn.Module]  # (shared, arch, drop_path, execution) -> plain network
     extract: Callable[..., nn.Module]  # (elastic network, arch, share=False) -> plain network; own weights, or views
     spaces: Mapping[str, Space]
     archs: Mapping[str, Named]
@@ -85,7 +85,7 @@ class Family:
     settle: Callable[[tuple[int, int], float], dict[str, Any]]  # (image size, parameters wanted) -> settings that suit
     shrink: Callable[[Space], Space]  # the same dimensions and scopes with small numbers, for 8 px digits
     tiny: Mapping[str, Any]  # an architecture for 8 px digits, as a recipe would write it
-    outline: Callable[[Any, Arch], list[dict[str, Any]]]  # (frame, arch) -> one row per block, as result.json keeps it
+    outline: Callable[[Any, Arch], list[dict[str, Any]]]  # (shared, arch) -> one row per block, as result.json keeps it
     readings: Mapping[str, Callable[[Any, Arch], int]] = field(default_factory=dict)  # other counts, by name
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
     fit: Callable[[Space], Space] = field(default=lambda space: space)  # dimensions brought in line with the settings

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tailorvit.errors import TailorError
+
 Sides = tuple[int, int]  # height and width
+Count = Annotated[int, "or zero"]  # a setting that may be zero; other whole numbers are positive
+Share = Annotated[float, "of one"]  # a setting from 0 to under 1; other decimals are positive
 Windows = Literal["scale", "keep"]  # at another image size attention windows grow with the image, or stay
 State = dict[str, Tensor]
 NARROW_END = 192  # channels of the last stage; the papers' networks with stages end with 224 and more
@@ -22,20 +26,71 @@ def hidden_width(embed: int, ratio: float) -> int:
     return int(embed * ratio + ROUNDING)
 
 
+@dataclass(frozen=True)
+class NetworkSettings:
+    """What all networks of a space share; a family's own class adds the fields.
+
+    Every family has ``image_size``, ``channels`` and ``classes``.
+    """
+
+    @classmethod
+    def read(cls, family: str, data: Mapping[str, Any]) -> Self:
+        """Typed settings from plain data; an unknown key or a value of the wrong type is one sentence."""
+        known = {f.name for f in fields(cls)}
+        for key in sorted(set(data) - known):
+            raise TailorError(f"The {family} family has no setting '{key}'; known: {', '.join(sorted(known))}.")
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        size = values.get("image_size")
+        if isinstance(size, int):
+            values["image_size"] = (size, size)
+        shared = cls(**values)
+        for name, kind in get_type_hints(cls, include_extras=True).items():
+            if name in known and (rule := _broken_rule(getattr(shared, name), kind)):
+                value = getattr(shared, name)
+                shown = list(value) if isinstance(value, tuple) else f"'{value}'" if isinstance(value, str) else value
+                raise TailorError(f"The {family} setting '{name}' must be {rule}, not {shown}.")
+        return shared
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+def _broken_rule(value: Any, kind: Any) -> str:
+    """What a setting of this type must be, if the value is not; else nothing."""
+    if get_origin(kind) is Literal:
+        return "" if value in get_args(kind) else " or ".join(map(str, get_args(kind)))
+    if kind is bool:
+        return "" if isinstance(value, bool) else "true or false"
+    if kind == Count:
+        return "" if type(value) is int and value >= 0 else "a whole number of at least 0"
+    if kind is int:
+        return "" if type(value) is int and value >= 1 else "a positive whole number"
+    if kind == Share:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return "" if number and 0 <= value < 1 else "at least 0 and under 1"
+    if kind is float:
+        return "" if isinstance(value, float) and value > 0 else "a small positive number"
+    if kind == Sides:
+        whole = isinstance(value, tuple) and len(value) == 2 and all(type(v) is int and v >= 1 for v in value)
+        return "" if whole else "two positive whole numbers"
+    return ""
+
+
 class PlainNetwork(nn.Module):
     """One fixed architecture, with the duties timm and our exports expect of it.
 
-    A family's network sets ``frame`` (shared settings), ``widths`` (its own) and ``head``, and writes
+    A family's network sets ``shared`` (shared settings), ``shape`` (its own) and ``head``, and writes
     ``from_settings``, ``feature_info``, ``forward_features``, ``forward_intermediates`` and ``forward_head``. To be
     fine-tuned at another image size it also writes the methods under "other image sizes".
     """
 
     kind: ClassVar[str] = "plain"  # in messages
-    POOLS: ClassVar[Mapping[str, str | None]] = {"avg": None}  # poolings by timm's name; what the frame calls them
+    POOLS: ClassVar[Mapping[str, str | None]] = {"avg": None}  # poolings by timm's name; what the shared calls them
     takes_features: ClassVar[bool] = False  # its input is the features of a frozen trunk, not images
     first_weight: ClassVar[str] = "patch_embed.proj.weight"  # the weight that meets the image's channels
-    frame: Any
-    widths: dict[str, Any]
+    shared: Any  # a NetworkSettings of the family
+    shape: dict[str, Any]
     head: nn.Module
 
     @classmethod
@@ -46,12 +101,12 @@ class PlainNetwork(nn.Module):
     @property
     def settings(self) -> dict[str, Any]:
         """All of the network but its weights, as plain data; :meth:`from_settings` reads it."""
-        return {**self.frame.to_dict(), **self.widths}
+        return {**self.shared.to_dict(), **self.shape}
 
     @property
     def num_classes(self) -> int:
         """Classes told apart; 0 without a head."""
-        return int(self.frame.classes)
+        return int(self.shared.classes)
 
     @property
     def num_features(self) -> int:
@@ -100,7 +155,7 @@ class PlainNetwork(nn.Module):
     # -- head ---------------------------------------------------------------------------------------------------------
 
     def classifier(self) -> nn.Module:
-        """A head for the frame's classes; none of them, no head."""
+        """A head for the shared's classes; none of them, no head."""
         return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
 
     def get_classifier(self) -> nn.Module:
@@ -113,7 +168,7 @@ class PlainNetwork(nn.Module):
             known = " or ".join(f"'{name}'" for name in self.POOLS)
             raise ValueError(f"{type(self).__name__} pools by {known}, not '{global_pool}'.")
         pool = self.POOLS[global_pool] if global_pool is not None else None
-        self.frame = replace(self.frame, classes=num_classes, **({} if pool is None else {"pool": pool}))
+        self.shared = replace(self.shared, classes=num_classes, **({} if pool is None else {"pool": pool}))
         self.head = self.classifier().to(next(self.parameters()))
         for layer in self.head.modules():
             if isinstance(layer, nn.Linear):

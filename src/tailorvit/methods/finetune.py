@@ -158,7 +158,7 @@ class StartingNetwork:
         record = family(card.arch.family)
         arch, fixed = record.resettle(card.arch, {**card.fixed, **shared}, settings)
         with torch.device("meta"):
-            built = cast(PlainNetwork, record.build(record.frame(fixed), arch))
+            built = cast(PlainNetwork, record.build(record.settings(fixed), arch))
         if built.settings != settings:
             differ = next(k for k in settings if built.settings.get(k) != settings[k])
             raise TailorError(

@@ -72,7 +72,7 @@ def finish(
         "final": session.config.final.how if supernet is not None else "retrain",
         "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.fixed},
         "parts": [row._asdict() for row in session.meter.counter.parts(chosen.trial.arch)],
-        "blocks": session.family.outline(session.meter.counter.frame, chosen.trial.arch),
+        "blocks": session.family.outline(session.meter.counter.shared, chosen.trial.arch),
         "spaces": _spaces(session),
         "front": _front(session, trials),
         "trials": len(session.run.trials()),

@@ -59,7 +59,7 @@ def data_settings(space: Space | None, data: Data, limits: Limits, family_name: 
         params = limits.high("params") or (limits.high("macs") or 1e12) / 50
         high, wide = data.image_size
         settings.update(family(family_name).settle((high, wide), params))
-    family(family_name).frame(settings)
+    family(family_name).settings(settings)
     return settings
 
 

@@ -45,7 +45,7 @@ def s3(session: Session) -> dict[str, Any]:
 
 def distinct_choices(session: Session) -> Distinct:
     """Which choices give the same network: a window beyond the feature map is cut to it, so the outlines are equal."""
-    outline, settings = session.family.outline, session.meter.counter.frame
+    outline, settings = session.family.outline, session.meter.counter.shared
 
     def distinct(space: Space, dim: Dim) -> Sequence[Value]:
         largest, first = space.largest(), dict[str, Value]()

@@ -47,7 +47,7 @@ class Task:
 
     arch: Arch
     family: str
-    frame: Any  # the family's shared settings
+    shared: Any  # the family's shared settings
     params: int
     macs: int
     network: Callable[[], nn.Module]  # the plain network; built when a proxy first asks for it

@@ -10,11 +10,11 @@ from tailorvit.proxies.predictor import default, shape_features
 
 
 def _blocks(task: Task) -> dict[str, float]:
-    return {"score": float(len(FAMILIES[task.family].outline(task.frame, task.arch)))}
+    return {"score": float(len(FAMILIES[task.family].outline(task.shared, task.arch)))}
 
 
 def _predicted(task: Task) -> dict[str, float]:
-    shape = shape_features(FAMILIES[task.family].outline(task.frame, task.arch), task.params, task.macs)
+    shape = shape_features(FAMILIES[task.family].outline(task.shared, task.arch), task.params, task.macs)
     mean, sd = default().model.predict(np.atleast_2d(shape))
     return {"score": float(mean[0]), "sd": float(sd[0])}
 

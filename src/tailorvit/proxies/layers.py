@@ -112,8 +112,8 @@ def sign_agreement(batch: int) -> tuple[Tensor, Callable[[Tensor], None]]:
 
 def input_shape(task: Task) -> tuple[int, int, int]:
     """Channels, height and width of one input; for trunk features: layers, tokens and width."""
-    high, wide = task.frame.image_size
-    return int(task.frame.channels), int(high), int(wide)
+    high, wide = task.shared.image_size
+    return int(task.shared.channels), int(high), int(wide)
 
 
 def device(model: nn.Module) -> torch.device:
@@ -133,5 +133,5 @@ def labelled(task: Task, model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
         images, labels = task.labelled
         return images[: task.batch].to(device(model)), labels[: task.batch].to(device(model))
     start = torch.Generator().manual_seed(derive(task.seed, name, "labels"))
-    labels = torch.randint(int(task.frame.classes), (task.batch,), generator=start)
+    labels = torch.randint(int(task.shared.classes), (task.batch,), generator=start)
     return noise(task, model, name), labels.to(device(model))

@@ -95,7 +95,7 @@ def _trend(values: Floats) -> float:
 
 def feature_matrix(counters: Sequence[Counter], archs: Sequence[Arch]) -> Floats:
     """One row of features per architecture."""
-    rows = [shape_features(c.family.outline(c.frame, a), *c.both(a)) for c, a in zip(counters, archs, strict=True)]
+    rows = [shape_features(c.family.outline(c.shared, a), *c.both(a)) for c, a in zip(counters, archs, strict=True)]
     return np.array(rows).reshape(len(archs), len(FEATURES))
 
 

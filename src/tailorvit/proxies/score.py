@@ -78,13 +78,13 @@ class Scorer:
         self._caches: list[dict[str, Any]] = [{} for _ in range(self.settings.inits)]
 
     def _checked(self, images: Tensor, labels: Tensor) -> Labelled:
-        frame = self.counter.frame
-        wanted = (int(frame.channels), *map(int, frame.image_size))
+        shared = self.counter.shared
+        wanted = (int(shared.channels), *map(int, shared.image_size))
         if tuple(images.shape[1:]) != wanted:
             raise TailorError(f"The images are {list(images.shape[1:])}; the networks take {list(wanted)}.")
-        if len(images) != len(labels) or not len(images) or int(labels.max()) >= frame.classes:
+        if len(images) != len(labels) or not len(images) or int(labels.max()) >= shared.classes:
             raise TailorError(
-                f"{len(images)} images need as many labels under {frame.classes}, "
+                f"{len(images)} images need as many labels under {shared.classes}, "
                 f"not {len(labels)} up to {int(labels.max()) if len(labels) else 'none'}."
             )
         return Labelled(images, labels)
@@ -128,7 +128,7 @@ class Scorer:
         return Task(
             arch,
             self.family.name,
-            self.counter.frame,
+            self.counter.shared,
             params,
             macs,
             network,

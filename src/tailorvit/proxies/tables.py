@@ -239,7 +239,7 @@ def counters(rows: Sequence[Row]) -> list[Counter]:
 
 
 def _sizes(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
-    sizes = [(*c.both(r.arch), len(c.family.outline(c.frame, r.arch))) for r, c in zip(rows, counters(rows))]
+    sizes = [(*c.both(r.arch), len(c.family.outline(c.shared, r.arch))) for r, c in zip(rows, counters(rows))]
     params, macs, blocks = np.ascontiguousarray(np.array(sizes, dtype=np.float64).T)
     return params, macs, blocks
 

@@ -92,7 +92,7 @@ class FamilyContract:
 
     def images(self, space: Space, n: int = 2) -> Tensor:
         """Random images for a space."""
-        shared = self.family.frame(dict(space.fixed))
+        shared = self.family.settings(dict(space.fixed))
         return torch.randn(n, shared.channels, *shared.image_size, generator=torch.Generator().manual_seed(1))
 
     def check_agreement(self, space: Space, model: Any, archs: list[Arch]) -> None:
@@ -109,7 +109,7 @@ class FamilyContract:
 
     def torch_macs(self, space: Space, arch: Arch) -> float:
         """What torch's counter says; on the meta device, because fused attention counts as nothing on a CPU."""
-        shared = counter(space).frame
+        shared = counter(space).shared
         with torch.device("meta"):
             model = self.family.build(shared, arch).eval()
             x = torch.empty(1, shared.channels, *shared.image_size)
@@ -255,7 +255,7 @@ class FamilyContract:
         for space in self.spaces():
             model, x, arch = self.supernet(space), self.images(space), sample(space, 1, "plain")[0]
             plain = self.family.extract(model, arch).eval()
-            built = self.family.build(self.family.frame(dict(space.fixed)), arch)
+            built = self.family.build(self.family.settings(dict(space.fixed)), arch)
             assert isinstance(plain, self.family.plain)
             assert {type(m) for m in plain.modules()} == {type(m) for m in built.modules()}, "elastic layers are left"
             before = plain(x)
@@ -278,7 +278,9 @@ class FamilyContract:
     def test_a_network_is_its_settings_and_its_weights(self) -> None:
         """``from_settings(model.settings)`` builds the same network."""
         space = self.smallest_space()
-        model = stirred(self.family.build(self.family.frame(dict(space.fixed)), sample(space, 1, "settings")[0])).eval()
+        model = stirred(
+            self.family.build(self.family.settings(dict(space.fixed)), sample(space, 1, "settings")[0])
+        ).eval()
         assert isinstance(model, PlainNetwork)
         again = self.family.plain.from_settings(json.loads(json.dumps(model.settings))).eval()
         again.load_state_dict(model.state_dict())
@@ -288,7 +290,7 @@ class FamilyContract:
     def test_resizing_keeps_the_weights(self) -> None:
         """At the same size the answers stay; at the next size that suits, the network runs."""
         space = self.smallest_space()
-        model = stirred(self.family.build(self.family.frame(dict(space.fixed)), space.largest())).eval()
+        model = stirred(self.family.build(self.family.settings(dict(space.fixed)), space.largest())).eval()
         assert isinstance(model, PlainNetwork)
         if model.not_resizable:
             pytest.skip(model.not_resizable)
@@ -311,7 +313,7 @@ class FamilyContract:
         for space in self.spaces():
             count = counter(space)
             for arch in [space.smallest(), space.largest(), *sample(space, 10, "parts")]:
-                parts, rows = count.parts(arch), self.family.outline(count.frame, arch)
+                parts, rows = count.parts(arch), self.family.outline(count.shared, arch)
                 assert (sum(p.params for p in parts), sum(p.macs for p in parts)) == count.both(arch)
                 rest = [p for p in parts if not p.part.startswith("blocks.")]
                 assert sum(r["params"] for r in rows) + sum(p.params for p in rest) == count.params(arch)
@@ -343,7 +345,7 @@ class FamilyContract:
             arch = sample(space, 1, "attention")[0]
             plain, x = self.family.extract(self.supernet(space), arch).eval(), self.images(space, 3)
             before, found = plain(x), list(self.family.attention(plain, x))
-            rows = self.family.outline(counter(space).frame, arch)
+            rows = self.family.outline(counter(space).shared, arch)
             assert {(m.stage, m.block) for m in found} == {(r["stage"], r["block"]) for r in rows}
             assert len({m.name for m in found}) == len(found)
             for m in found:
@@ -362,7 +364,7 @@ class FamilyContract:
     def network_folder(self, folder: Path) -> PlainNetwork:
         """A network of the smallest space, saved as a run saves it."""
         space = self.smallest_space()
-        shared = self.family.frame(dict(space.fixed))
+        shared = self.family.settings(dict(space.fixed))
         torch.manual_seed(0)
         model = self.family.build(shared, space.largest()).eval()
         assert isinstance(model, PlainNetwork)
@@ -397,7 +399,7 @@ class FamilyContract:
         with torch.inference_mode():
             torch.testing.assert_close(opened(x), model(x), atol=1e-4, rtol=1e-4)
             sides = [m.shape[-2:] for m in maps(x)]
-        rows = self.family.outline(model.frame, load(tmp_path).card.arch)
+        rows = self.family.outline(model.shared, load(tmp_path).card.arch)
         stages = {row["stage"] for row in rows} - {None}
         assert len(sides) == (len(stages) if stages else min(3, len(rows)))
         assert sides == sorted(sides, reverse=True)

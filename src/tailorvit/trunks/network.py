@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
-class TrunkFrame:
+class TowerSettings:
     """The shape of a tower: CLIP's image towers, DeiT, DINOv2 and their like."""
 
     image_size: tuple[int, int] = (224, 224)
@@ -63,11 +63,11 @@ class TrunkFrame:
 class TrunkAttention(nn.Module):
     """Multi-head self-attention over all tokens."""
 
-    def __init__(self, frame: TrunkFrame) -> None:
+    def __init__(self, shape: TowerSettings) -> None:
         super().__init__()
-        self.heads = frame.heads
-        self.qkv = nn.Linear(frame.embed, 3 * frame.embed, bias=frame.qkv_bias)
-        self.proj = nn.Linear(frame.embed, frame.embed)
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.embed, 3 * shape.embed, bias=shape.qkv_bias)
+        self.proj = nn.Linear(shape.embed, shape.embed)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, embed) to (B, N, embed)."""
@@ -79,10 +79,10 @@ class TrunkAttention(nn.Module):
 class TrunkMlp(nn.Module):
     """Two linear layers around an activation."""
 
-    def __init__(self, frame: TrunkFrame) -> None:
+    def __init__(self, shape: TowerSettings) -> None:
         super().__init__()
-        self.act = frame.act
-        self.fc1, self.fc2 = nn.Linear(frame.embed, frame.hidden), nn.Linear(frame.hidden, frame.embed)
+        self.act = shape.act
+        self.fc1, self.fc2 = nn.Linear(shape.embed, shape.hidden), nn.Linear(shape.hidden, shape.embed)
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape out as in."""
@@ -110,14 +110,14 @@ class TrunkScale(nn.Module):
 class TrunkBlock(nn.Module):
     """Pre-norm transformer block."""
 
-    def __init__(self, frame: TrunkFrame) -> None:
+    def __init__(self, shape: TowerSettings) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(frame.embed, frame.eps)
-        self.attn = TrunkAttention(frame)
-        self.ls1 = TrunkScale(frame.embed) if frame.layer_scale else nn.Identity()
-        self.norm2 = nn.LayerNorm(frame.embed, frame.eps)
-        self.mlp = TrunkMlp(frame)
-        self.ls2 = TrunkScale(frame.embed) if frame.layer_scale else nn.Identity()
+        self.norm1 = nn.LayerNorm(shape.embed, shape.eps)
+        self.attn = TrunkAttention(shape)
+        self.ls1 = TrunkScale(shape.embed) if shape.layer_scale else nn.Identity()
+        self.norm2 = nn.LayerNorm(shape.embed, shape.eps)
+        self.mlp = TrunkMlp(shape)
+        self.ls2 = TrunkScale(shape.embed) if shape.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, embed) to (B, N, embed)."""
@@ -129,9 +129,9 @@ class TrunkBlock(nn.Module):
 class TrunkPatches(nn.Module):
     """Non-overlapping patches to tokens."""
 
-    def __init__(self, frame: TrunkFrame) -> None:
+    def __init__(self, shape: TowerSettings) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(frame.channels, frame.embed, frame.patch, frame.patch, bias=frame.patch_bias)
+        self.proj = nn.Conv2d(shape.channels, shape.embed, shape.patch, shape.patch, bias=shape.patch_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, n, embed)."""
@@ -145,32 +145,32 @@ class PlainTrunk(nn.Module):
     Its parameters never train; what trains is a decoder on the taps.
     """
 
-    def __init__(self, frame: TrunkFrame) -> None:
+    def __init__(self, shape: TowerSettings) -> None:
         super().__init__()
-        self.frame = frame
-        rows = frame.tokens if frame.prefix_positions else frame.tokens - frame.prefix
-        self.patch_embed = TrunkPatches(frame)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, frame.embed)) if frame.class_token else None
-        self.reg_token = nn.Parameter(torch.zeros(1, frame.registers, frame.embed)) if frame.registers else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, rows, frame.embed))
-        self.norm_pre = nn.LayerNorm(frame.embed, frame.eps) if frame.pre_norm else nn.Identity()
-        self.blocks = nn.ModuleList(TrunkBlock(frame) for _ in range(frame.depth))
+        self.shape = shape
+        rows = shape.tokens if shape.prefix_positions else shape.tokens - shape.prefix
+        self.patch_embed = TrunkPatches(shape)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.embed)) if shape.class_token else None
+        self.reg_token = nn.Parameter(torch.zeros(1, shape.registers, shape.embed)) if shape.registers else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, rows, shape.embed))
+        self.norm_pre = nn.LayerNorm(shape.embed, shape.eps) if shape.pre_norm else nn.Identity()
+        self.blocks = nn.ModuleList(TrunkBlock(shape) for _ in range(shape.depth))
         self.requires_grad_(False)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> PlainTrunk:
         """The tower of these settings; its weights are to be loaded."""
-        return cls(TrunkFrame(**{**settings, "image_size": tuple(settings["image_size"])}))
+        return cls(TowerSettings(**{**settings, "image_size": tuple(settings["image_size"])}))
 
     @property
     def settings(self) -> dict[str, Any]:
         """All of the tower but its weights, as plain data; :meth:`from_settings` reads it."""
-        return self.frame.to_dict()
+        return self.shape.to_dict()
 
     def tokens(self, x: Tensor) -> Tensor:
         """What the first block takes: class token, registers and patches (B, N, embed), with their positions."""
         x = self.patch_embed(x)
-        own = self.frame.prefix_positions
+        own = self.shape.prefix_positions
         if not own:
             x = x + self.pos_embed
         before = [t.expand(x.shape[0], -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
@@ -183,6 +183,6 @@ class PlainTrunk(nn.Module):
         x, found = self.tokens(x), []
         for i, block in enumerate(self.blocks):
             x = block(x)
-            if i >= self.frame.depth - self.frame.taps:
+            if i >= self.shape.depth - self.shape.taps:
                 found.append(x)
         return torch.stack(found, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tailorvit.errors import TailorError
-from tailorvit.trunks.network import PlainTrunk, TrunkFrame
+from tailorvit.trunks.network import PlainTrunk, TowerSettings
 
 Stats = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel
 LARGEST_DEFAULT = 224  # pixels; towers made for more are slow, so a larger size must be set by the user
@@ -53,16 +53,16 @@ class Trunk:
     @property
     def facts(self) -> dict[str, Any]:
         """What result.json holds about the trunk."""
-        frame = self.network.frame
+        shape = self.network.shape
         return {
             "source": self.source,
             "params": sum(p.numel() for p in self.network.parameters()),
-            "macs": frame.macs,
+            "macs": shape.macs,
             "checksum": self.checksum,
-            "tokens": frame.tokens,
-            "width": frame.embed,
-            "layers": frame.depth,
-            "taps": frame.taps,
+            "tokens": shape.tokens,
+            "width": shape.embed,
+            "layers": shape.depth,
+            "taps": shape.taps,
             "depth": self.depth,
         }
 
@@ -72,7 +72,7 @@ class Tower:
     """All weights by timm's names, at the image size they were trained for."""
 
     source: str
-    frame: TrunkFrame
+    shape: TowerSettings
     state: Mapping[str, Tensor]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -83,8 +83,8 @@ class Tower:
         """The image size where none is set: the tower's own, at most 224 px a side; None: the data's."""
         if self.made_for is not None:
             return None
-        most = max(LARGEST_DEFAULT // self.frame.patch, 1) * self.frame.patch
-        high, wide = (min(side, most) for side in self.frame.image_size)
+        most = max(LARGEST_DEFAULT // self.shape.patch, 1) * self.shape.patch
+        high, wide = (min(side, most) for side in self.shape.image_size)
         return high, wide
 
     def trunk(
@@ -95,8 +95,8 @@ class Tower:
         feature_layers: int | None = None,
     ) -> Trunk:
         """The trunk for these images: the first ``layers`` blocks; the last ``feature_layers`` give the features."""
-        size, depth = image_size or self.default_size or self.frame.image_size, self.frame.depth
-        if self.made_for is not None and (size, channels) != (self.frame.image_size, self.frame.channels):
+        size, depth = image_size or self.default_size or self.shape.image_size, self.shape.depth
+        if self.made_for is not None and (size, channels) != (self.shape.image_size, self.shape.channels):
             return self.made_for(size, channels).trunk(size, channels, layers, feature_layers)
         layers = depth if layers is None else layers
         feature_layers = layers if feature_layers is None else feature_layers
@@ -106,16 +106,16 @@ class Tower:
             )
         if not 1 <= feature_layers <= layers:
             raise TailorError(f"trunk.taps must lie between 1 and {layers}, the layers used, not {feature_layers}.")
-        _require_divisible(size, self.frame.patch, self.source)
+        _require_divisible(size, self.shape.patch, self.source)
         state = {k: v.float() for k, v in self.state.items() if _is_used(k, layers)}
-        frame = replace(self.frame, image_size=size, depth=layers, taps=feature_layers)
-        prefix = frame.prefix if frame.prefix_positions else 0
-        state["pos_embed"] = resize_positions(state["pos_embed"], self.frame.grid, frame.grid, prefix)
+        shape = replace(self.shape, image_size=size, depth=layers, taps=feature_layers)
+        prefix = shape.prefix if shape.prefix_positions else 0
+        state["pos_embed"] = resize_positions(state["pos_embed"], self.shape.grid, shape.grid, prefix)
         mean, std = self.mean, self.std
-        if channels != frame.channels:
-            frame, state, (mean, std) = _for_grey(frame, state, channels, (mean, std), self.source)
+        if channels != shape.channels:
+            shape, state, (mean, std) = _for_grey(shape, state, channels, (mean, std), self.source)
         with torch.device("meta"):  # drawing weights only to replace them would move torch's generator
-            network = PlainTrunk(frame).eval()
+            network = PlainTrunk(shape).eval()
         network.load_state_dict(state, assign=True)
         return Trunk(self.source, network, mean, std, checksum(network), depth)
 
@@ -144,22 +144,22 @@ def resize_positions(table: Tensor, old: tuple[int, int], new: tuple[int, int], 
 
 
 def _for_grey(
-    frame: TrunkFrame, state: dict[str, Tensor], channels: int, stats: Stats, source: str
-) -> tuple[TrunkFrame, dict[str, Tensor], Stats]:
+    shape: TowerSettings, state: dict[str, Tensor], channels: int, stats: Stats, source: str
+) -> tuple[TowerSettings, dict[str, Tensor], Stats]:
     """The tower for grey images, with the same outputs as for the grey image in RGB; the normalisation is folded in.
 
     Channel c sees (g - mean_c) / std_c, which is linear in the grey value normalised by any mean and deviation.
     """
-    if (frame.channels, channels) != (3, 1):
-        raise TailorError(f"'{source}' takes images of {frame.channels} channel(s), the data has {channels}.")
+    if (shape.channels, channels) != (3, 1):
+        raise TailorError(f"'{source}' takes images of {shape.channels} channel(s), the data has {channels}.")
     mean, std = (torch.tensor(s, dtype=torch.float64) for s in stats)
     own_mean, own_std = mean.mean(), std.mean()
     weight = state["patch_embed.proj.weight"].double()
     offset = (weight * ((own_mean - mean) / std)[:, None, None]).sum((1, 2, 3))
-    bias = state["patch_embed.proj.bias"].double() if frame.patch_bias else torch.zeros(frame.embed).double()
+    bias = state["patch_embed.proj.bias"].double() if shape.patch_bias else torch.zeros(shape.embed).double()
     state["patch_embed.proj.weight"] = (weight * (own_std / std)[:, None, None]).sum(1, keepdim=True).float()
     state["patch_embed.proj.bias"] = (bias + offset).float()
-    return replace(frame, channels=1, patch_bias=True), state, ((float(own_mean),), (float(own_std),))
+    return replace(shape, channels=1, patch_bias=True), state, ((float(own_mean),), (float(own_std),))
 
 
 def checksum(network: PlainTrunk) -> str:

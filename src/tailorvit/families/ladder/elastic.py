@@ -16,11 +16,11 @@ from tailorvit.families.assemble import assemble
 from tailorvit.families.base import require_room
 from tailorvit.families.ladder.plain import (
     TEMPERATURE,
-    LadderFrame,
+    LadderSettings,
     PlainLadder,
     check_size,
-    frame_of,
     ladder_act,
+    ladder_settings,
     start_ladder,
 )
 from tailorvit.space import Space
@@ -62,9 +62,9 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers around an activation, with dropout where the settings ask for it."""
 
-    def __init__(self, frame: LadderFrame, width: int, hidden: int) -> None:
+    def __init__(self, shared: LadderSettings, width: int, hidden: int) -> None:
         super().__init__()
-        self.act, self.rate_inside = frame.act, frame.mlp_dropout
+        self.act, self.rate_inside = shared.act, shared.mlp_dropout
         self.fc1, self.fc2 = Linear(width, hidden), Linear(hidden, width)
 
     def forward(self, x: Tensor, width: Width, hidden: Width) -> Tensor:
@@ -77,12 +77,12 @@ class Mlp(nn.Module):
 class Tap(nn.Module):
     """Brings the features of a trunk layer to the decoder's width; in design lst with the gate that mixes them in."""
 
-    def __init__(self, frame: LadderFrame, width: int) -> None:
+    def __init__(self, shared: LadderSettings, width: int) -> None:
         super().__init__()
-        self.inputs = Width(frame.features)
-        self.norm = LayerNorm(frame.features, frame.eps) if frame.one_query else None
-        self.proj = Linear(frame.features, width)
-        self.alpha = None if frame.one_query else nn.Parameter(torch.empty(1))
+        self.inputs = Width(shared.features)
+        self.norm = LayerNorm(shared.features, shared.eps) if shared.one_query else None
+        self.proj = Linear(shared.features, width)
+        self.alpha = None if shared.one_query else nn.Parameter(torch.empty(1))
 
     def forward(self, x: Tensor, y: Tensor, width: Width) -> tuple[Tensor, Tensor]:
         """The two inputs of the block."""
@@ -96,14 +96,14 @@ class Tap(nn.Module):
 class Block(nn.Module):
     """Pre-norm block whose widths come with the call."""
 
-    def __init__(self, frame: LadderFrame, width: int, heads: int, hidden: int, rate: float) -> None:
+    def __init__(self, shared: LadderSettings, width: int, heads: int, hidden: int, rate: float) -> None:
         super().__init__()
         self.rate = rate
-        self.norm1 = LayerNorm(width, frame.eps)
-        self.norm3 = LayerNorm(width, frame.eps) if frame.one_query else None
-        self.attn = Attention(width, heads, frame.head_dim)
-        self.norm2 = LayerNorm(width, frame.eps)
-        self.mlp = Mlp(frame, width, hidden)
+        self.norm1 = LayerNorm(width, shared.eps)
+        self.norm3 = LayerNorm(width, shared.eps) if shared.one_query else None
+        self.attn = Attention(width, heads, shared.head_dim)
+        self.norm2 = LayerNorm(width, shared.eps)
+        self.mlp = Mlp(shared, width, hidden)
 
     def forward(self, x: Tensor, y: Tensor, width: Width, plan: BlockPlan) -> Tensor:
         """(B, Q, width) to (B, Q, width)."""
@@ -125,27 +125,27 @@ class ElasticLadder(nn.Module):
 
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.space, self.frame = space, frame_of(dict(space.fixed))
-        frame, largest = self.frame, space.hull()
-        check_size(frame, int(largest.one("embed")), int(largest.one("depth")))
+        self.space, self.shared = space, ladder_settings(dict(space.fixed))
+        shared, largest = self.shared, space.hull()
+        check_size(shared, int(largest.one("embed")), int(largest.one("depth")))
         self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))
         self.heads = int(max(largest.many("heads")))
-        self.hidden = frame.hidden(self.embed, max(largest.many("mlp")))
-        width = frame.width(self.embed)
+        self.hidden = shared.hidden(self.embed, max(largest.many("mlp")))
+        width = shared.width(self.embed)
         # Rates belong to the absolute block index, so a block keeps its rate in every sub-network.
         rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
-        self.query = nn.Parameter(torch.empty(1, 1, width)) if frame.one_query else None
-        self.entry = None if frame.one_query else Linear(frame.features, width)
-        self.taps = nn.ModuleList(Tap(frame, width) for _ in range(0 if frame.design == "evl" else depth))
-        self.blocks = nn.ModuleList(Block(frame, width, self.heads, self.hidden, rate) for rate in rates)
-        self.norm = LayerNorm(width, frame.eps)
-        self.head = Linear(width, frame.classes)
+        self.query = nn.Parameter(torch.empty(1, 1, width)) if shared.one_query else None
+        self.entry = None if shared.one_query else Linear(shared.features, width)
+        self.taps = nn.ModuleList(Tap(shared, width) for _ in range(0 if shared.design == "evl" else depth))
+        self.blocks = nn.ModuleList(Block(shared, width, self.heads, self.hidden, rate) for rate in rates)
+        self.norm = LayerNorm(width, shared.eps)
+        self.head = Linear(width, shared.classes)
         start_ladder(self, width)
 
     def plan(self, arch: Arch) -> tuple[Width, list[BlockPlan]]:
         """Widths for one call; refuses what the supernet has no weights for."""
-        embed, frame = int(arch.one("embed")), self.frame
-        hidden = [frame.hidden(embed, m) for m in arch.many("mlp")]
+        embed, shared = int(arch.one("embed")), self.shared
+        hidden = [shared.hidden(embed, m) for m in arch.many("mlp")]
         require_room(
             [
                 ("depth", len(arch.many("heads")), len(self.blocks)),
@@ -154,9 +154,9 @@ class ElasticLadder(nn.Module):
                 ("mlp", max(hidden), self.hidden),
             ]
         )
-        check_size(frame, embed, len(hidden))
-        return Width(frame.width(embed)), [
-            BlockPlan(Width(int(h)), Width(int(h) * frame.head_dim), Width(m))
+        check_size(shared, embed, len(hidden))
+        return Width(shared.width(embed)), [
+            BlockPlan(Width(int(h)), Width(int(h) * shared.head_dim), Width(m))
             for h, m in zip(arch.many("heads"), hidden, strict=True)
         ]
 
@@ -164,19 +164,19 @@ class ElasticLadder(nn.Module):
         """Logits (B, classes) of one architecture, from trunk features (B, layers, tokens, features)."""
         width, plans = self.plan(arch or self.space.largest())
         features, depth = x, len(plans)
-        first = self.frame.channels - depth
+        first = self.shared.channels - depth
         if self.query is not None:
             x = prefix(self.query, None, None, width).expand(features.shape[0], -1, -1)
         else:
             assert self.entry is not None
-            x = self.entry(features[:, max(first - 1, 0)], Width(self.frame.features), width)
+            x = self.entry(features[:, max(first - 1, 0)], Width(self.shared.features), width)
         for i, plan in enumerate(plans):
             y = features[:, first + i]
             if self.taps:
                 x, y = self.taps[depth - 1 - i](x, y, width)
             x = self.blocks[i](x, y, width, plan)
         x = self.norm(x, width)
-        x = F.dropout(x[:, 0] if self.query is not None else x.mean(1), self.frame.head_dropout, self.training)
+        x = F.dropout(x[:, 0] if self.query is not None else x.mean(1), self.shared.head_dropout, self.training)
         logits: Tensor = self.head(x, width, None)
         return logits
 
@@ -202,11 +202,11 @@ class ElasticLadder(nn.Module):
         return {k: v for k, v in used.items() if k in names}
 
 
-def build(frame: LadderFrame, arch: Arch, drop_path: Any = 0.0) -> PlainLadder:
+def build(shared: LadderSettings, arch: Arch, drop_path: Any = 0.0) -> PlainLadder:
     """The plain network of an architecture, freshly initialised, without a trunk."""
     heads, embed = [int(h) for h in arch.many("heads")], int(arch.one("embed"))
-    check_size(frame, embed, len(heads))
-    return PlainLadder(frame, embed, heads, arch.many("mlp"), drop_path)
+    check_size(shared, embed, len(heads))
+    return PlainLadder(shared, embed, heads, arch.many("mlp"), drop_path)
 
 
 def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainLadder:
@@ -225,4 +225,4 @@ def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainLadder:
             state[name.replace("qkv_", "kv.")] = weight[1:].flatten(0, 2)
         else:
             state[name] = weight
-    return assemble(lambda: build(model.frame, arch, rates), state, share)
+    return assemble(lambda: build(model.shared, arch, rates), state, share)

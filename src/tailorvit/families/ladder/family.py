@@ -13,7 +13,7 @@ from tailorvit.arch import Arch
 from tailorvit.families.base import Family, Layer
 from tailorvit.families.blockwise import GENES
 from tailorvit.families.ladder.elastic import ElasticLadder, build, extract
-from tailorvit.families.ladder.plain import LadderFrame, PlainLadder, attention, check_size, frame_of
+from tailorvit.families.ladder.plain import LadderSettings, PlainLadder, attention, check_size, ladder_settings
 from tailorvit.families.ladder.spaces import ARCHS, SPACES, TINY, auto_space, baseline, fit, ladder_arch, settle, shrink
 
 # -- layer inventory --------------------------------------------------------------------------------------------------
@@ -26,23 +26,23 @@ def segments(arch: Arch) -> list[Hashable]:
     return [("stem", embed, len(heads)), *blocks, ("head", embed)]
 
 
-def layers(frame: LadderFrame, segment: Any) -> list[Layer]:
+def layers(shared: LadderSettings, segment: Any) -> list[Layer]:
     """Exact parameters and MACs of one segment; the trunk is frozen and not counted."""
     kind, embed, *facts = segment
-    n, f, d = frame.tokens, frame.features, frame.width(embed)
+    n, f, d = shared.tokens, shared.features, shared.width(embed)
     if kind == "stem":
-        check_size(frame, embed, facts[0])
-        return [Layer("query", d, 0)] if frame.one_query else [Layer("entry", f * d + d, n * f * d)]
+        check_size(shared, embed, facts[0])
+        return [Layer("query", d, 0)] if shared.one_query else [Layer("entry", f * d + d, n * f * d)]
     if kind == "head":
-        return [Layer("norm", 2 * d, 0), Layer("head", frame.classes * (d + 1), frame.classes * d)]
+        return [Layer("norm", 2 * d, 0), Layer("head", shared.classes * (d + 1), shared.classes * d)]
     heads, ratio = facts
-    q, hidden = heads * frame.head_dim, frame.hidden(embed, ratio)
-    queries = 1 if frame.one_query else n
-    extra = 2 * f if frame.one_query else 1  # a norm, or a gate
-    tap = [] if frame.design == "evl" else [Layer("blocks.tap", extra + f * d + d, n * f * d)]
+    q, hidden = heads * shared.head_dim, shared.hidden(embed, ratio)
+    queries = 1 if shared.one_query else n
+    extra = 2 * f if shared.one_query else 1  # a norm, or a gate
+    tap = [] if shared.design == "evl" else [Layer("blocks.tap", extra + f * d + d, n * f * d)]
     return [
         *tap,
-        Layer("blocks.norm", (6 if frame.one_query else 4) * d, 0),
+        Layer("blocks.norm", (6 if shared.one_query else 4) * d, 0),
         Layer("blocks.attn.qkv", 3 * (d * q + q), (queries + 2 * n) * d * q),
         Layer("blocks.attn", 0, 2 * queries * n * q),
         Layer("blocks.attn.proj", q * d + d, queries * d * q),
@@ -51,14 +51,19 @@ def layers(frame: LadderFrame, segment: Any) -> list[Layer]:
     ]
 
 
-def outline(frame: LadderFrame, arch: Arch) -> list[dict[str, Any]]:
+def outline(shared: LadderSettings, arch: Arch) -> list[dict[str, Any]]:
     """Shape and cost of every block; ``tokens`` are those the decoder carries, one where a query looks at the taps."""
     rows, embed = [], int(arch.one("embed"))
     for i, (heads, ratio) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True), 1):
-        parts = layers(frame, ("block", embed, int(heads), ratio))
-        tokens = 1 if frame.one_query else frame.tokens
-        shape = {"stage": None, "block": i, "tokens": tokens, "embed": frame.width(embed), "heads": int(heads)}
-        inner = {"qkv": int(heads) * frame.head_dim, "mlp": ratio, "hidden": frame.hidden(embed, ratio), "window": None}
+        parts = layers(shared, ("block", embed, int(heads), ratio))
+        tokens = 1 if shared.one_query else shared.tokens
+        shape = {"stage": None, "block": i, "tokens": tokens, "embed": shared.width(embed), "heads": int(heads)}
+        inner = {
+            "qkv": int(heads) * shared.head_dim,
+            "mlp": ratio,
+            "hidden": shared.hidden(embed, ratio),
+            "window": None,
+        }
         cost = {"params": sum(p.params for p in parts), "macs": sum(p.macs for p in parts)}
         rows.append({**shape, **inner, **cost})
     return rows
@@ -72,7 +77,7 @@ FAMILY = Family(
     summary="Decoder beside a frozen trunk: a query, or a side network, on its last layers; elastic depth to MLP ratio",
     paper="S4, EVL (ECCV 2022), LST (NeurIPS 2022)",
     genes=GENES,
-    frame=frame_of,
+    settings=ladder_settings,
     arch=lambda data: ladder_arch(**{k: v for k, v in data.items() if k != "family"}),
     segments=segments,
     layers=layers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Maps
-from tailorvit.families.network import DropPath, PlainNetwork, drop_rates, hidden_width, picked
+from tailorvit.families.network import (
+    DropPath,
+    NetworkSettings,
+    PlainNetwork,
+    Share,
+    Sides,
+    drop_rates,
+    hidden_width,
+    picked,
+)
 from tailorvit.families.vit.plain import initialise
 from tailorvit.trunks.network import PlainTrunk
 
@@ -23,17 +32,17 @@ TEMPERATURE = 0.1  # of the gates of design lst, as in Ladder Side-Tuning
 
 
 @dataclass(frozen=True)
-class LadderFrame:
-    """What every member of a ladder space shares; an input is the stack of a trunk's taps (taps, tokens, width)."""
+class LadderSettings(NetworkSettings):
+    """What all networks of a ladder space share; an input is the stack of a trunk's taps (taps, tokens, width)."""
 
-    image_size: tuple[int, int] = (197, 768)  # tokens of a tap and their width
+    image_size: Sides = (197, 768)  # tokens of a tap and their width
     channels: int = 12  # taps
     classes: int = 1000
     design: Literal["a", "evl", "lst"] = "a"
     head_dim: int = 64
     act: Literal["gelu", "quick_gelu"] = "gelu"
-    mlp_dropout: float = 0.0
-    head_dropout: float = 0.0
+    mlp_dropout: Share = 0.0
+    head_dropout: Share = 0.0
     eps: float = 1e-5
 
     @property
@@ -64,10 +73,6 @@ class LadderFrame:
     def hidden(self, embed: int, ratio: float) -> int:
         """Width inside an MLP; EVL rounds, we cut."""
         return round(self.features * ratio) if self.design == "evl" else hidden_width(embed, ratio)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
 def ladder_act(x: Tensor, act: str) -> Tensor:
@@ -105,9 +110,9 @@ class LadderAttention(nn.Module):
 class LadderMlp(nn.Module):
     """Two linear layers around an activation and, in EVL, dropout."""
 
-    def __init__(self, frame: LadderFrame, width: int, hidden: int) -> None:
+    def __init__(self, shared: LadderSettings, width: int, hidden: int) -> None:
         super().__init__()
-        self.act, self.drop = frame.act, nn.Dropout(frame.mlp_dropout)
+        self.act, self.drop = shared.act, nn.Dropout(shared.mlp_dropout)
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,11 +124,11 @@ class LadderMlp(nn.Module):
 class LadderTap(nn.Module):
     """A rung: what a trunk layer gives, at the decoder's width."""
 
-    def __init__(self, frame: LadderFrame, width: int) -> None:
+    def __init__(self, shared: LadderSettings, width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(frame.features, frame.eps) if frame.one_query else nn.Identity()
-        self.proj = nn.Linear(frame.features, width)
-        self.alpha = None if frame.one_query else nn.Parameter(torch.zeros(1))
+        self.norm = nn.LayerNorm(shared.features, shared.eps) if shared.one_query else nn.Identity()
+        self.proj = nn.Linear(shared.features, width)
+        self.alpha = None if shared.one_query else nn.Parameter(torch.zeros(1))
 
     def forward(self, y: Tensor) -> Tensor:
         """(B, N, features) to (B, N, width)."""
@@ -141,14 +146,14 @@ class LadderTap(nn.Module):
 class LadderBlock(nn.Module):
     """Pre-norm block: the query looks at a tap (norm3 is the tap's), or all tokens at each other."""
 
-    def __init__(self, frame: LadderFrame, embed: int, heads: int, ratio: float, drop: float) -> None:
+    def __init__(self, shared: LadderSettings, embed: int, heads: int, ratio: float, drop: float) -> None:
         super().__init__()
-        width = frame.width(embed)
-        self.norm1 = nn.LayerNorm(width, frame.eps)
-        self.norm3 = nn.LayerNorm(width, frame.eps) if frame.one_query else None
-        self.attn = LadderAttention(width, heads, frame.head_dim)
-        self.norm2 = nn.LayerNorm(width, frame.eps)
-        self.mlp = LadderMlp(frame, width, frame.hidden(embed, ratio))
+        width = shared.width(embed)
+        self.norm1 = nn.LayerNorm(width, shared.eps)
+        self.norm3 = nn.LayerNorm(width, shared.eps) if shared.one_query else None
+        self.attn = LadderAttention(width, heads, shared.head_dim)
+        self.norm2 = nn.LayerNorm(width, shared.eps)
+        self.mlp = LadderMlp(shared, width, shared.hidden(embed, ratio))
         self.drop_path = DropPath(drop)
 
     def looking(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,12 +174,12 @@ class PlainLadder(PlainNetwork):
     kind: ClassVar[str] = "ladder"
     POOLS: ClassVar[Mapping[str, str | None]] = {"avg": None, "token": None}  # the design pools in one way only
     takes_features: ClassVar[bool] = True
-    frame: LadderFrame
+    shared: LadderSettings
     trunk: PlainTrunk | None
 
     def __init__(
         self,
-        frame: LadderFrame,
+        shared: LadderSettings,
         embed: int,
         heads: Sequence[int],
         mlp: Sequence[float],
@@ -182,16 +187,17 @@ class PlainLadder(PlainNetwork):
         trunk: PlainTrunk | None = None,
     ) -> None:
         super().__init__()
-        self.frame, self.trunk, depth, width = frame, None, len(heads), frame.width(embed)
-        self.widths = {"embed": embed, "heads": list(heads), "mlp": list(mlp)}
-        self.query = nn.Parameter(torch.empty(1, 1, width)) if frame.one_query else None
-        self.entry = None if frame.one_query else nn.Linear(frame.features, width)
-        self.taps = nn.ModuleList(LadderTap(frame, width) for _ in range(0 if frame.design == "evl" else depth))
+        self.shared, self.trunk, depth, width = shared, None, len(heads), shared.width(embed)
+        self.shape = {"embed": embed, "heads": list(heads), "mlp": list(mlp)}
+        self.query = nn.Parameter(torch.empty(1, 1, width)) if shared.one_query else None
+        self.entry = None if shared.one_query else nn.Linear(shared.features, width)
+        self.taps = nn.ModuleList(LadderTap(shared, width) for _ in range(0 if shared.design == "evl" else depth))
         self.blocks = nn.ModuleList(
-            LadderBlock(frame, embed, h, m, r) for h, m, r in zip(heads, mlp, drop_rates(drop_path, depth), strict=True)
+            LadderBlock(shared, embed, h, m, r)
+            for h, m, r in zip(heads, mlp, drop_rates(drop_path, depth), strict=True)
         )
-        self.norm = nn.LayerNorm(width, frame.eps)
-        self.head_drop = nn.Dropout(frame.head_dropout)
+        self.norm = nn.LayerNorm(width, shared.eps)
+        self.head_drop = nn.Dropout(shared.head_dropout)
         self.head = self.classifier()
         start_ladder(self, width)
         self.trunk = trunk
@@ -200,9 +206,9 @@ class PlainLadder(PlainNetwork):
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainLadder:
         """The network of these settings, freshly initialised; a trunk's weights are to be loaded."""
         fixed = {k: v for k, v in settings.items() if k not in ("embed", "heads", "mlp", "trunk")}
-        frame = LadderFrame(**{**fixed, "image_size": tuple(fixed["image_size"])})
+        shared = LadderSettings(**{**fixed, "image_size": tuple(fixed["image_size"])})
         trunk = PlainTrunk.from_settings(settings["trunk"]) if settings.get("trunk") else None
-        return cls(frame, settings["embed"], settings["heads"], settings["mlp"], drop_path, trunk)
+        return cls(shared, settings["embed"], settings["heads"], settings["mlp"], drop_path, trunk)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -216,9 +222,11 @@ class PlainLadder(PlainNetwork):
 
     def attached(self, trunk: PlainTrunk) -> PlainLadder:
         """A copy that takes images: the trunk comes first, frozen."""
-        told = (trunk.frame.taps, trunk.frame.tokens, trunk.frame.embed)
-        if told != (self.frame.channels, *self.frame.image_size):
-            raise ValueError(f"A trunk with taps {told} does not fit {(self.frame.channels, *self.frame.image_size)}.")
+        told = (trunk.shape.taps, trunk.shape.tokens, trunk.shape.embed)
+        if told != (self.shared.channels, *self.shared.image_size):
+            raise ValueError(
+                f"A trunk with taps {told} does not fit {(self.shared.channels, *self.shared.image_size)}."
+            )
         found = copy.deepcopy(self)
         found.trunk = trunk.requires_grad_(False)
         return found.train(self.training)
@@ -236,21 +244,21 @@ class PlainLadder(PlainNetwork):
 
         A query sees the whole picture, so its map is a single position.
         """
-        whole, one = self.frame.tokens, 1
+        whole, one = self.shared.tokens, 1
         if self.trunk is not None:
-            whole, one = max(self.trunk.frame.image_size), self.trunk.frame.patch
-        row = {"num_chs": self.norm.normalized_shape[0], "reduction": whole if self.frame.one_query else one}
+            whole, one = max(self.trunk.shape.image_size), self.trunk.shape.patch
+        row = {"num_chs": self.norm.normalized_shape[0], "reduction": whole if self.shared.one_query else one}
         return [{"module": f"blocks.{i}", **row} for i in range(len(self.blocks))]
 
     @property
     def places(self) -> tuple[int, int] | None:
         """Patches down and across: the trunk's, or what the number of tokens says."""
-        return self.frame.places if self.trunk is None else self.trunk.frame.grid
+        return self.shared.places if self.trunk is None else self.trunk.shape.grid
 
     def steps(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Per block its two inputs and its output; from images where there is a trunk, else from taps."""
         taps = x if self.trunk is None else self.trunk(x)
-        first = self.frame.channels - len(self.blocks)
+        first = self.shared.channels - len(self.blocks)
         if self.query is not None:
             x = self.query.expand(taps.shape[0], -1, -1)
         else:
@@ -261,13 +269,13 @@ class PlainLadder(PlainNetwork):
             if self.taps:
                 rung = self.taps[i]
                 assert isinstance(rung, LadderTap)
-                x, y = (x, rung(y)) if self.frame.one_query else (rung.mixed(x, y), y)
+                x, y = (x, rung(y)) if self.shared.one_query else (rung.mixed(x, y), y)
             before, x = x, block(x, y)
             yield before, y, x
 
     def _features(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        return x[:, 0] if self.frame.one_query else x
+        return x[:, 0] if self.shared.one_query else x
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The normalised query (B, width), or in design lst the normalised tokens (B, N, width)."""
@@ -287,7 +295,7 @@ class PlainLadder(PlainNetwork):
         wanted, :meth:`forward_features` comes first; arguments and order as in timm.
         """
         left = [out for _, _, out in self.steps(x)]
-        high, wide = (1, 1) if self.frame.one_query else self.places or (self.frame.tokens, 1)
+        high, wide = (1, 1) if self.shared.one_query else self.places or (self.shared.tokens, 1)
         found = []
         for i in picked(indices, len(left)):
             patches = (self.norm(left[i]) if norm else left[i])[:, -high * wide :]
@@ -296,7 +304,7 @@ class PlainLadder(PlainNetwork):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits of :meth:`forward_features`, or what the head would see: the query, or the mean of all tokens."""
-        x = x if self.frame.one_query else x.mean(1)
+        x = x if self.shared.one_query else x.mean(1)
         out: Tensor = x if pre_logits else self.head(self.head_drop(x))
         return out
 
@@ -313,7 +321,7 @@ def start_ladder(model: nn.Module, width: int) -> None:
 
 
 def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
-    """Block by block; nothing where the places of the tokens are not known (see :attr:`LadderFrame.places`).
+    """Block by block; nothing where the places of the tokens are not known (see :attr:`LadderSettings.places`).
 
     A lone query has no place of its own and is put at the centre of the grid.
     """
@@ -323,7 +331,7 @@ def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
     high, wide = model.places
     rows, columns = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
     keys = torch.stack([rows, columns], -1).view(1, -1, 2).to(images.device, torch.float32)
-    queries = keys.mean(1, keepdim=True) if model.frame.one_query else keys
+    queries = keys.mean(1, keepdim=True) if model.shared.one_query else keys
     for i, (block, (x, y, _)) in enumerate(zip(model.blocks, model.steps(images), strict=True), 1):
         assert isinstance(block, LadderBlock)
         weights = partial(_on_patches, block, x, y, high * wide)
@@ -341,36 +349,17 @@ def _on_patches(block: LadderBlock, x: Tensor, y: Tensor, patches: int) -> Tenso
 # -- checked settings --------------------------------------------------------------------------------------------------
 
 
-def frame_of(fixed: Mapping[str, Any]) -> LadderFrame:
+def ladder_settings(data: Mapping[str, Any]) -> LadderSettings:
     """Type and check the shared settings."""
-    known = {f.name for f in fields(LadderFrame)}
-    for key in sorted(set(fixed) - known):
-        raise TailorError(f"The ladder family has no setting '{key}'; known: {', '.join(sorted(known))}.")
-    size = fixed.get("image_size", LadderFrame.image_size)
-    size = tuple(size) if isinstance(size, list | tuple) else (size,)
-    frame = LadderFrame(**{**fixed, "image_size": size})
-    if len(size) != 2 or any(type(s) is not int or s < 1 for s in size):
-        raise TailorError(f"A ladder's image_size is [tokens, width] of its trunk's taps, not {list(size)}.")
-    for name in ("channels", "classes", "head_dim"):
-        value = getattr(frame, name)
-        if type(value) is not int or value < 1:
-            raise TailorError(f"The ladder setting '{name}' must be a positive whole number, not {value}.")
-    for name, choices in (("design", ("a", "evl", "lst")), ("act", ("gelu", "quick_gelu"))):
-        if getattr(frame, name) not in choices:
-            told = " or ".join(choices)
-            raise TailorError(f"The ladder setting '{name}' must be {told}, not '{getattr(frame, name)}'.")
-    for name in ("mlp_dropout", "head_dropout"):
-        value = getattr(frame, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise TailorError(f"The ladder setting '{name}' must be at least 0 and under 1, not {value}.")
-    if not isinstance(frame.eps, float) or frame.eps <= 0:
-        raise TailorError(f"The ladder setting 'eps' must be a small positive number, not {frame.eps}.")
-    return frame
+    size = data.get("image_size", LadderSettings.image_size)
+    if not isinstance(size, list | tuple) or len(size) != 2:
+        raise TailorError(f"A ladder's image_size is [tokens, width] of its trunk features, not {size}.")
+    return LadderSettings.read("ladder", data)
 
 
-def check_size(frame: LadderFrame, embed: int, depth: int) -> None:
+def check_size(shared: LadderSettings, embed: int, depth: int) -> None:
     """Refuse more blocks than the trunk gives features for, or another width than design evl has."""
-    if depth > frame.channels:
-        raise TailorError(f"A ladder has one block a tap: depth {depth} is more than the {frame.channels} taps.")
-    if frame.design == "evl" and embed != frame.features:
-        raise TailorError(f"The evl ladder is as wide as its trunk: embed must be {frame.features}, not {embed}.")
+    if depth > shared.channels:
+        raise TailorError(f"A ladder has one block a tap: depth {depth} is more than the {shared.channels} taps.")
+    if shared.design == "evl" and embed != shared.features:
+        raise TailorError(f"The evl ladder is as wide as its trunk: embed must be {shared.features}, not {embed}.")

@@ -11,7 +11,7 @@ from tailorvit.arch import Arch, Value
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Named
 from tailorvit.families.blockwise import block_arch, block_dims
-from tailorvit.families.ladder.plain import LadderFrame
+from tailorvit.families.ladder.plain import LadderSettings
 from tailorvit.families.vit.spaces import head_dim_for
 from tailorvit.space import Dim, Space
 
@@ -26,13 +26,16 @@ def ladder_arch(embed: Any = None, heads: Any = None, mlp: Any = None, depth: An
 def fit(space: Space) -> Space:
     """Depth bounded by the taps there are; in design evl embed has one choice, the trunk's width."""
     fixed = dict(space.fixed)
-    taps, width = int(fixed.get("channels", LadderFrame.channels)), fixed.get("image_size", LadderFrame.image_size)[1]
+    taps, width = (
+        int(fixed.get("channels", LadderSettings.channels)),
+        fixed.get("image_size", LadderSettings.image_size)[1],
+    )
     if space["depth"].high > taps:
         raise TailorError(
             f"A ladder has one block a tap: the space has depth {space['depth'].high}, the trunk gives {taps} taps."
         )
     new = {"depth": replace(space["depth"], maximum=taps)}
-    if fixed.get("design", LadderFrame.design) == "evl":
+    if fixed.get("design", LadderSettings.design) == "evl":
         new["embed"] = Dim("embed", (int(width),), shift=1, minimum=int(width), maximum=int(width))
     return replace(space, dims=tuple(new.get(d.key, d) for d in space.dims))
 

@@ -16,7 +16,7 @@ from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.families.assemble import assemble
 from tailorvit.families.base import require_room
 from tailorvit.families.network import hidden_width
-from tailorvit.families.pit.plain import PitFrame, PlainPiT, check_pool, frame_of, pit_initialise
+from tailorvit.families.pit.plain import PitSettings, PlainPiT, check_pool, pit_initialise, pit_settings
 from tailorvit.families.pit.spaces import (
     STAGES,
 )
@@ -105,9 +105,9 @@ class Stage(nn.Module):
 class Patches(nn.Module):
     """The filters of the overlapping patches."""
 
-    def __init__(self, width: tuple[int, int], frame: PitFrame) -> None:
+    def __init__(self, width: tuple[int, int], shared: PitSettings) -> None:
         super().__init__()
-        self.conv = Filters(width, frame.channels, frame.patch, frame.patch)
+        self.conv = Filters(width, shared.channels, shared.patch, shared.patch)
 
 
 # -- model ------------------------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ class ElasticPiT(nn.Module):
 
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.space, self.frame = space, frame_of(dict(space.fixed))
-        base, frame = int(space["base"].high), self.frame
+        self.space, self.shared = space, pit_settings(dict(space.fixed))
+        base, shared = int(space["base"].high), self.shared
         widths = [(int(space[f"heads.{s}"].high), base) for s in STAGES]
         depths = [int(space[f"depth.{s}"].high) for s in STAGES]
         self.widths, self.depths = widths, depths
@@ -127,19 +127,19 @@ class ElasticPiT(nn.Module):
         # Rates belong to the absolute block index of the largest network, so a block keeps its rate in all.
         total = sum(depths)
         rates = iter([drop_path * i / max(total - 1, 1) for i in range(total)])
-        self.patch_embed = Patches(widths[0], frame)
-        self.pos_embed = nn.Parameter(torch.empty(*widths[0], *frame.grids[0]))
+        self.patch_embed = Patches(widths[0], shared)
+        self.pos_embed = nn.Parameter(torch.empty(*widths[0], *shared.grids[0]))
         self.cls_token = nn.Parameter(torch.empty(*widths[0]))
         self.transformers = nn.ModuleList(
             Stage(
                 Pool(widths[s - 1], widths[s]) if s else None,
-                [Block(widths[s], self.hidden[s], next(rates), frame.eps) for _ in range(depths[s])],
+                [Block(widths[s], self.hidden[s], next(rates), shared.eps) for _ in range(depths[s])],
             )
             for s in range(len(widths))
         )
         self.norm = Filters(widths[-1])
-        self.head = Dense((frame.classes,), widths[-1])
-        pit_initialise(self, min(h * b for h, b in widths), frame.init, self._inputs())
+        self.head = Dense((shared.classes,), widths[-1])
+        pit_initialise(self, min(h * b for h, b in widths), shared.init, self._inputs())
 
     def _inputs(self) -> dict[str, int]:
         """Inputs of an output, per weight: the rest of its shape after the shape of the bias."""
@@ -163,7 +163,7 @@ class ElasticPiT(nn.Module):
         """Logits (B, classes) of one architecture."""
         arch = arch or self.space.largest()
         widths, hidden = self.plan(arch)
-        x = F.conv2d(x, *self.patch_embed.conv.cut(widths[0]), stride=self.frame.stride)
+        x = F.conv2d(x, *self.patch_embed.conv.cut(widths[0]), stride=self.shared.stride)
         x = x + prefix(self.pos_embed, *widths[0]).flatten(0, 1)
         token = prefix(self.cls_token, *widths[0]).flatten().expand(x.shape[0], 1, -1)
         for i, stage in enumerate(self.transformers):
@@ -174,7 +174,7 @@ class ElasticPiT(nn.Module):
             for block in stage.blocks[: int(arch.one(f"depth.{STAGES[i]}"))]:
                 tokens = block(tokens, widths[i], hidden[i])
             x, token = tokens[:, 1:].transpose(1, 2).unflatten(-1, grid), tokens[:, :1]
-        token = F.layer_norm(token[:, 0], token.shape[2:], *self.norm.cut(widths[-1]), self.frame.eps)
+        token = F.layer_norm(token[:, 0], token.shape[2:], *self.norm.cut(widths[-1]), self.shared.eps)
         logits: Tensor = self.head(token, (None,), widths[-1])
         return logits
 
@@ -210,12 +210,12 @@ class ElasticPiT(nn.Module):
         return {name: tuple(w for axis in axes for w in axis.axes) for name, axes in self.plain_axes(arch).items()}
 
 
-def build(frame: PitFrame, arch: Arch, drop_path: Any = 0.0) -> PlainPiT:
+def build(shared: PitSettings, arch: Arch, drop_path: Any = 0.0) -> PlainPiT:
     """The plain network of an architecture, freshly initialised."""
     heads, depth = ([int(arch.one(f"{gene}.{s}")) for s in STAGES] for gene in ("heads", "depth"))
     check_pool(heads[0], heads[1])
     check_pool(heads[1], heads[2])
-    return PlainPiT(frame, int(arch.one("base")), depth, heads, arch.one("mlp"), drop_path)
+    return PlainPiT(shared, int(arch.one("base")), depth, heads, arch.one("mlp"), drop_path)
 
 
 def _orders(base: int, heads: Sequence[int]) -> list[Tensor]:
@@ -242,4 +242,4 @@ def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainPiT:
             if axis.stage is not None:
                 weight = weight.index_select(i, orders[axis.stage])
         state[name] = weight
-    return assemble(lambda: build(model.frame, arch, rates), state, share)
+    return assemble(lambda: build(model.shared, arch, rates), state, share)

@@ -13,7 +13,7 @@ from tailorvit.arch import Arch
 from tailorvit.families.base import Family, Layer
 from tailorvit.families.network import hidden_width
 from tailorvit.families.pit.elastic import ElasticPiT, build, extract
-from tailorvit.families.pit.plain import PitFrame, PlainPiT, attention, check_pool, frame_of
+from tailorvit.families.pit.plain import PitSettings, PlainPiT, attention, check_pool, pit_settings
 from tailorvit.families.pit.spaces import (
     ARCHS,
     GENES,
@@ -42,11 +42,11 @@ def segments(arch: Arch) -> list[Hashable]:
     return [*found, ("head", base * heads[-1])]
 
 
-def layers(frame: PitFrame, segment: Any) -> list[Layer]:
+def layers(shared: PitSettings, segment: Any) -> list[Layer]:
     """Exact parameters and MACs of one segment."""
     kind, *facts = segment
     if kind == "stem":
-        (d,), pixels, n = facts, frame.channels * frame.patch**2, frame.grids[0][0] * frame.grids[0][1]
+        (d,), pixels, n = facts, shared.channels * shared.patch**2, shared.grids[0][0] * shared.grids[0][1]
         return [
             Layer("patch_embed", (pixels + 1) * d, pixels * n * d),
             Layer("cls_token", d, 0),
@@ -54,8 +54,8 @@ def layers(frame: PitFrame, segment: Any) -> list[Layer]:
         ]
     if kind == "head":
         (d,) = facts
-        return [Layer("norm", 2 * d, 0), Layer("head", frame.classes * (d + 1), frame.classes * d)]
-    high, wide = frame.grids[facts[0]]
+        return [Layer("norm", 2 * d, 0), Layer("head", shared.classes * (d + 1), shared.classes * d)]
+    high, wide = shared.grids[facts[0]]
     if kind == "pool":
         _, before, d = facts
         check_pool(before, d)
@@ -72,13 +72,13 @@ def layers(frame: PitFrame, segment: Any) -> list[Layer]:
     ]
 
 
-def outline(frame: PitFrame, arch: Arch) -> list[dict[str, Any]]:
+def outline(shared: PitSettings, arch: Arch) -> list[dict[str, Any]]:
     """Shape and cost of every block."""
     rows, base, ratio = [], int(arch.one("base")), arch.one("mlp")
     for i, s in enumerate(STAGES):
-        heads, (high, wide) = int(arch.one(f"heads.{s}")), frame.grids[i]
+        heads, (high, wide) = int(arch.one(f"heads.{s}")), shared.grids[i]
         embed = base * heads
-        parts = layers(frame, ("block", i, embed, ratio))
+        parts = layers(shared, ("block", i, embed, ratio))
         for block in range(1, int(arch.one(f"depth.{s}")) + 1):
             shape = {"stage": s, "block": block, "tokens": high * wide + 1, "embed": embed, "heads": heads}
             inner = {"qkv": embed, "mlp": ratio, "hidden": hidden_width(embed, ratio), "window": None}
@@ -95,7 +95,7 @@ FAMILY = Family(
     summary="PiT: three stages with pooling; elastic base width, depth and heads per stage, MLP ratio",
     paper="PiT (ICCV 2021), TF-TAS (CVPR 2022)",
     genes=GENES,
-    frame=frame_of,
+    settings=pit_settings,
     arch=lambda data: pit_arch(**{k: v for k, v in data.items() if k != "family"}),
     segments=segments,
     layers=layers,

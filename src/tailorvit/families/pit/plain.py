@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -13,15 +13,25 @@ from torch import Tensor, nn
 
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Maps
-from tailorvit.families.network import DropPath, PlainNetwork, State, drop_rates, hidden_width, picked, resized_map
+from tailorvit.families.network import (
+    DropPath,
+    NetworkSettings,
+    PlainNetwork,
+    Sides,
+    State,
+    drop_rates,
+    hidden_width,
+    picked,
+    resized_map,
+)
 from tailorvit.families.vit.plain import NARROW, Mlp
 
 
 @dataclass(frozen=True)
-class PitFrame:
-    """What every member of a PiT space shares."""
+class PitSettings(NetworkSettings):
+    """What all networks of a PiT space share."""
 
-    image_size: tuple[int, int] = (224, 224)
+    image_size: Sides = (224, 224)
     patch: int = 16
     stride: int = 8  # half a patch: neighbouring patches overlap
     channels: int = 3
@@ -37,17 +47,13 @@ class PitFrame:
         third = tuple((side - 1) // 2 + 1 for side in second)
         return (first[0], first[1]), (second[0], second[1]), (third[0], third[1])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
 
 class PitPatches(nn.Module):
     """Overlapping patches to a map of features."""
 
-    def __init__(self, frame: PitFrame, embed: int) -> None:
+    def __init__(self, shared: PitSettings, embed: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(frame.channels, embed, frame.patch, frame.stride)
+        self.conv = nn.Conv2d(shared.channels, embed, shared.patch, shared.stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, embed, rows, columns)."""
@@ -138,11 +144,11 @@ class PlainPiT(PlainNetwork):
     kind: ClassVar[str] = "pit"
     POOLS: ClassVar[Mapping[str, str | None]] = {"token": None}
     first_weight: ClassVar[str] = "patch_embed.conv.weight"
-    frame: PitFrame
+    shared: PitSettings
 
     def __init__(
         self,
-        frame: PitFrame,
+        shared: PitSettings,
         base: int,
         depth: Sequence[int],
         heads: Sequence[int],
@@ -150,44 +156,44 @@ class PlainPiT(PlainNetwork):
         drop_path: Sequence[float] | float = 0.0,
     ) -> None:
         super().__init__()
-        self.frame = frame
-        self.widths = {"base": base, "depth": list(depth), "heads": list(heads), "mlp": mlp}
+        self.shared = shared
+        self.shape = {"base": base, "depth": list(depth), "heads": list(heads), "mlp": mlp}
         rates, embeds = iter(drop_rates(drop_path, sum(depth))), [base * h for h in heads]
-        self.patch_embed = PitPatches(frame, embeds[0])
-        self.pos_embed = nn.Parameter(torch.empty(1, embeds[0], *frame.grids[0]))
+        self.patch_embed = PitPatches(shared, embeds[0])
+        self.pos_embed = nn.Parameter(torch.empty(1, embeds[0], *shared.grids[0]))
         self.cls_token = nn.Parameter(torch.empty(1, 1, embeds[0]))
         self.transformers = nn.ModuleList(
             PitStage(
                 PitPool(embeds[s - 1], embeds[s]) if s else None,
-                [PitBlock(embeds[s], heads[s], mlp, next(rates), frame.eps) for _ in range(depth[s])],
+                [PitBlock(embeds[s], heads[s], mlp, next(rates), shared.eps) for _ in range(depth[s])],
             )
             for s in range(len(heads))
         )
-        self.norm = nn.LayerNorm(embeds[-1], frame.eps)
+        self.norm = nn.LayerNorm(embeds[-1], shared.eps)
         self.head = self.classifier()
-        pit_initialise(self, min(embeds), frame.init)
+        pit_initialise(self, min(embeds), shared.init)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainPiT:
         """The network of these settings, freshly initialised."""
         widths = {k: settings[k] for k in ("base", "depth", "heads", "mlp")}
         fixed = {k: v for k, v in settings.items() if k not in widths}
-        return cls(PitFrame(**{**fixed, "image_size": tuple(fixed["image_size"])}), **widths, drop_path=drop_path)
+        return cls(PitSettings(**{**fixed, "image_size": tuple(fixed["image_size"])}), **widths, drop_path=drop_path)
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         """Per stage: its name, channels and pixels a side of one position."""
-        base, stride = self.widths["base"], self.frame.stride
+        base, stride = self.shape["base"], self.shared.stride
         return [
             {"module": f"transformers.{s}", "num_chs": base * heads, "reduction": stride * 2**s}
-            for s, heads in enumerate(self.widths["heads"])
+            for s, heads in enumerate(self.shape["heads"])
         ]
 
     def _stages(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The map after each stage, and the class token after the last."""
         x = self.patch_embed(x) + self.pos_embed
         token, maps = self.cls_token.expand(x.shape[0], -1, -1), []
-        for stage, grid in zip(self.transformers, self.frame.grids, strict=True):
+        for stage, grid in zip(self.transformers, self.shared.grids, strict=True):
             x, token = stage(x, token, grid)
             maps.append(x)
         return maps, token
@@ -224,15 +230,15 @@ class PlainPiT(PlainNetwork):
 
     def suits(self, side: int) -> bool:
         """One patch and whole strides more."""
-        return side >= self.frame.patch and (side - self.frame.patch) % self.frame.stride == 0
+        return side >= self.shared.patch and (side - self.shared.patch) % self.shared.stride == 0
 
     def size_rule(self) -> str:
         """What the sides must suit, in words."""
-        return f"patches of {self.frame.patch} px every {self.frame.stride}"
+        return f"patches of {self.shared.patch} px every {self.shared.stride}"
 
     def carry(self, new: PlainPiT, state: State) -> None:
         """Interpolate positions."""
-        state["pos_embed"] = resized_map(state["pos_embed"][0], new.frame.grids[0])[None]
+        state["pos_embed"] = resized_map(state["pos_embed"][0], new.shared.grids[0])[None]
 
 
 def pit_initialise(model: nn.Module, embed: int, init: str = "small", inputs: Mapping[str, int] | None = None) -> None:
@@ -264,7 +270,7 @@ def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
     assert isinstance(model, PlainPiT)
     x = model.patch_embed(images) + model.pos_embed
     token = model.cls_token.expand(x.shape[0], -1, -1)
-    for s, (stage, grid) in enumerate(zip(model.transformers, model.frame.grids, strict=True), 1):
+    for s, (stage, grid) in enumerate(zip(model.transformers, model.shared.grids, strict=True), 1):
         assert isinstance(stage, PitStage)
         rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
         places = torch.stack([rows, columns], -1).view(1, -1, 2).to(images.device, torch.float32)
@@ -287,30 +293,18 @@ def _between_patches(attn: PitAttention, x: Tensor) -> Tensor:
 # -- checked settings --------------------------------------------------------------------------------------------------
 
 
-def frame_of(fixed: Mapping[str, Any]) -> PitFrame:
+def pit_settings(data: Mapping[str, Any]) -> PitSettings:
     """Type and check the shared settings."""
-    known = {f.name for f in fields(PitFrame)}
-    for key in sorted(set(fixed) - known):
-        raise TailorError(f"The pit family has no setting '{key}'; known: {', '.join(sorted(known))}.")
-    size = fixed.get("image_size", PitFrame.image_size)
-    size = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    frame = PitFrame(**{**fixed, "image_size": size})
-    for name in ("patch", "stride", "channels", "classes"):
-        value = getattr(frame, name)
-        if type(value) is not int or value < 1:
-            raise TailorError(f"The pit setting '{name}' must be a positive whole number, not {value}.")
-    patch, stride = frame.patch, frame.stride
+    shared = PitSettings.read("pit", data)
+    patch, stride = shared.patch, shared.stride
     if stride > patch:
         raise TailorError(f"A pit whose stride {stride} exceeds its patch {patch} would skip pixels.")
-    if len(size) != 2 or any(type(s) is not int or s < patch or (s - patch) % stride for s in size):
+    if any(side < patch or (side - patch) % stride for side in shared.image_size):
         raise TailorError(
-            f"A pit needs image sides of one patch ({patch}) and whole strides ({stride}) more, not {list(size)}."
+            f"A pit needs image sides of one patch ({patch}) and whole strides ({stride}) more, "
+            f"not {list(shared.image_size)}."
         )
-    if frame.init not in ("small", "official"):
-        raise TailorError(f"The pit setting 'init' must be small or official, not '{frame.init}'.")
-    if not isinstance(frame.eps, float) or frame.eps <= 0:
-        raise TailorError(f"The pit setting 'eps' must be a small positive number, not {frame.eps}.")
-    return frame
+    return shared
 
 
 def check_pool(before: int, after: int) -> None:

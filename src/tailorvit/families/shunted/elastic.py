@@ -17,14 +17,14 @@ from tailorvit.families.base import require_room
 from tailorvit.families.shunted.plain import (
     STAGES,
     PlainShunted,
-    ShuntedFrame,
+    ShuntedSettings,
     as_map,
     as_tokens,
     cells,
     filled,
-    frame_of,
     shapes,
     shunt,
+    shunted_settings,
     stem_features,
     stem_layers,
 )
@@ -161,11 +161,11 @@ class Block(nn.Module):
 class Stem(nn.Module):
     """Convolutions and batch norms of fixed width, whose statistics fit all sub-networks; the last layer is elastic."""
 
-    def __init__(self, frame: ShuntedFrame, embed: int) -> None:
+    def __init__(self, shared: ShuntedSettings, embed: int) -> None:
         super().__init__()
-        self.stride, self.eps = frame.stem_strides[1], frame.eps
-        self.convs, self.norms = stem_layers(frame)
-        self.proj = Weights([(embed, "embed"), frame.stem, self.stride, self.stride], [(embed, "embed")])
+        self.stride, self.eps = shared.stem_strides[1], shared.eps
+        self.convs, self.norms = stem_layers(shared)
+        self.proj = Weights([(embed, "embed"), shared.stem, self.stride, self.stride], [(embed, "embed")])
         self.norm = _norm_weights(embed)
 
     def forward(self, x: Tensor, plan: Plan) -> Tensor:
@@ -192,13 +192,13 @@ class Down(nn.Module):
 class Stage(nn.Module):
     """Blocks of one width; a shallower architecture uses the first ones."""
 
-    def __init__(self, frame: ShuntedFrame, s: int, embed: int, hidden: int, rates: Sequence[float]) -> None:
+    def __init__(self, shared: ShuntedSettings, s: int, embed: int, hidden: int, rates: Sequence[float]) -> None:
         super().__init__()
-        self.grid, self.before, self.eps = frame.grids[s], frame.grids[max(s - 1, 0)], frame.eps
+        self.grid, self.before, self.eps = shared.grids[s], shared.grids[max(s - 1, 0)], shared.eps
         if s:
-            self.downsample = Down(embed // 2, embed, frame.strides[s - 1], frame.eps)
-        heads, reduction = frame.heads[s], frame.reductions[s]
-        self.blocks = nn.ModuleList(Block(embed, heads, reduction, hidden, rate, frame.eps) for rate in rates)
+            self.downsample = Down(embed // 2, embed, shared.strides[s - 1], shared.eps)
+        heads, reduction = shared.heads[s], shared.reductions[s]
+        self.blocks = nn.ModuleList(Block(embed, heads, reduction, hidden, rate, shared.eps) for rate in rates)
         self.norm = _norm_weights(embed)
 
     def forward(self, x: Tensor, depth: int, plan: Plan) -> Tensor:
@@ -217,31 +217,31 @@ class ElasticShunted(nn.Module):
 
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.space, self.frame = space, frame_of(dict(space.fixed))
+        self.space, self.shared = space, shunted_settings(dict(space.fixed))
         largest = space.hull()
         for embed in space["embed"].choices:
-            shapes(self.frame, int(embed), largest.one("mlp"))
-        embed, depths = int(largest.one("embed")), self.frame.depths(int(largest.one("depth")))
-        self.sizes = shapes(self.frame, embed, largest.one("mlp"))
+            shapes(self.shared, int(embed), largest.one("mlp"))
+        embed, depths = int(largest.one("embed")), self.shared.depths(int(largest.one("depth")))
+        self.sizes = shapes(self.shared, embed, largest.one("mlp"))
         # Rates belong to the position in the largest network, so a block keeps its rate in every sub-network.
         rates = [drop_path * i / max(sum(depths) - 1, 1) for i in range(sum(depths))]
         starts = [sum(depths[:s]) for s in range(STAGES)]
-        self.patch_embed = Stem(self.frame, embed)
+        self.patch_embed = Stem(self.shared, embed)
         self.stages = nn.ModuleList(
-            Stage(self.frame, s, width, hidden, rates[starts[s] : starts[s] + depths[s]])
+            Stage(self.shared, s, width, hidden, rates[starts[s] : starts[s] + depths[s]])
             for s, (width, _, hidden) in enumerate(self.sizes)
         )
-        self.head = Weights([self.frame.classes, (self.sizes[-1][0], "embed")], [self.frame.classes])
-        fresh = build(self.frame, largest).state_dict()  # plain and elastic are initialised alike: same names
+        self.head = Weights([self.shared.classes, (self.sizes[-1][0], "embed")], [self.shared.classes])
+        fresh = build(self.shared, largest).state_dict()  # plain and elastic are initialised alike: same names
         with torch.no_grad():
             for name, p in self.named_parameters():
                 p.copy_(fresh[name].view(p.shape))
 
     def plans(self, arch: Arch) -> list[tuple[int, Plan]]:
         """Blocks and widths of every stage; refuses what the supernet has no weights for."""
-        sizes, before = shapes(self.frame, int(arch.one("embed")), arch.one("mlp")), 0
+        sizes, before = shapes(self.shared, int(arch.one("embed")), arch.one("mlp")), 0
         found: list[tuple[int, Plan]] = []
-        depths = self.frame.depths(int(arch.one("depth")))
+        depths = self.shared.depths(int(arch.one("depth")))
         for depth, (embed, head, hidden), largest, stage in zip(depths, sizes, self.sizes, self.stages, strict=True):
             assert isinstance(stage, Stage)
             require_room(
@@ -275,11 +275,11 @@ class ElasticShunted(nn.Module):
         return used
 
 
-def build(frame: ShuntedFrame, arch: Arch, drop_path: Any = 0.0) -> PlainShunted:
+def build(shared: ShuntedSettings, arch: Arch, drop_path: Any = 0.0) -> PlainShunted:
     """The plain network of an architecture, freshly initialised."""
     embed, depth, mlp = int(arch.one("embed")), int(arch.one("depth")), arch.one("mlp")
-    shapes(frame, embed, mlp)
-    return PlainShunted(frame, embed, depth, mlp, drop_path)
+    shapes(shared, embed, mlp)
+    return PlainShunted(shared, embed, depth, mlp, drop_path)
 
 
 def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainShunted:
@@ -292,4 +292,4 @@ def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainShunted:
     slices, state = model.slices(arch), model.state_dict()
     names = dict(model.named_parameters())
     weights = {k: prefix(v, *slices.get(k, ())) for k, v in state.items() if k in slices or k not in names}
-    return assemble(lambda: build(model.frame, arch, rates), weights, share)
+    return assemble(lambda: build(model.shared, arch, rates), weights, share)

@@ -15,11 +15,11 @@ from tailorvit.families.shunted.elastic import ElasticShunted, build, extract
 from tailorvit.families.shunted.plain import (
     STAGES,
     PlainShunted,
-    ShuntedFrame,
+    ShuntedSettings,
     attention,
     cells,
-    frame_of,
     shapes,
+    shunted_settings,
 )
 from tailorvit.families.shunted.spaces import ARCHS, SPACES, TINY, auto_space, baseline, settle, shrink, shunted_arch
 
@@ -32,33 +32,36 @@ def segments(arch: Arch) -> list[Hashable]:
     return [("stem", embed), *((s, depth, embed, mlp) for s in range(STAGES)), ("head", embed)]
 
 
-def layers(frame: ShuntedFrame, segment: Any) -> list[Layer]:
+def layers(shared: ShuntedSettings, segment: Any) -> list[Layer]:
     """Exact parameters and MACs of one segment."""
     if segment[0] == "stem":
-        s, d = frame.stem, int(segment[1])
-        pixels, patch = frame.stem_grid[0] * frame.stem_grid[1], frame.stem_strides[1] ** 2
-        first, rest = frame.stem_kernel**2 * frame.channels * s, 9 * frame.stem_convs * s * s
-        tokens = frame.grids[0][0] * frame.grids[0][1]
+        s, d = shared.stem, int(segment[1])
+        pixels, patch = shared.stem_grid[0] * shared.stem_grid[1], shared.stem_strides[1] ** 2
+        first, rest = shared.stem_kernel**2 * shared.channels * s, 9 * shared.stem_convs * s * s
+        tokens = shared.grids[0][0] * shared.grids[0][1]
         return [
             Layer("patch_embed.convs", first + rest, pixels * (first + rest)),
-            Layer("patch_embed.norms", 2 * s * (1 + frame.stem_convs) + 2 * d, 0),
+            Layer("patch_embed.norms", 2 * s * (1 + shared.stem_convs) + 2 * d, 0),
             Layer("patch_embed.proj", patch * s * d + d, tokens * patch * s * d),
         ]
     if segment[0] == "head":
         d = int(segment[1]) * 2 ** (STAGES - 1)
-        return [Layer("head", frame.classes * (d + 1), frame.classes * d)]
-    s, depth, d = int(segment[0]), frame.depths(int(segment[1]))[segment[0]], int(segment[2]) * 2 ** segment[0]
-    tokens, merge = frame.grids[s][0] * frame.grids[s][1], 9 * d * (d // 2)
+        return [Layer("head", shared.classes * (d + 1), shared.classes * d)]
+    s, depth, d = int(segment[0]), shared.depths(int(segment[1]))[segment[0]], int(segment[2]) * 2 ** segment[0]
+    tokens, merge = shared.grids[s][0] * shared.grids[s][1], 9 * d * (d // 2)
     return [
         *([Layer("stages.downsample", merge + 3 * d, tokens * merge)] if s else []),
-        *(Layer(r.part, depth * r.params, depth * r.macs) for r in block_layers(frame, s, int(segment[2]), segment[3])),
+        *(
+            Layer(r.part, depth * r.params, depth * r.macs)
+            for r in block_layers(shared, s, int(segment[2]), segment[3])
+        ),
         Layer("stages.norm", 2 * d, 0),
     ]
 
 
-def block_layers(frame: ShuntedFrame, s: int, embed: int, mlp: float) -> list[Layer]:
+def block_layers(shared: ShuntedSettings, s: int, embed: int, mlp: float) -> list[Layer]:
     """The inventory of one block of a stage."""
-    (d, _, hidden), grid, k = shapes(frame, embed, mlp)[s], frame.grids[s], frame.reductions[s]
+    (d, _, hidden), grid, k = shapes(shared, embed, mlp)[s], shared.grids[s], shared.reductions[s]
     n, every = grid[0] * grid[1], k == 1
     counts = [(cell, cells(grid, cell)[0] * cells(grid, cell)[1]) for cell in ((1,) if every else (k, k // 2))]
     keys, width = sum(c for _, c in counts), d if every else d // 2  # of one set
@@ -77,22 +80,22 @@ def block_layers(frame: ShuntedFrame, s: int, embed: int, mlp: float) -> list[La
     ]
 
 
-def outline(frame: ShuntedFrame, arch: Arch) -> list[dict[str, Any]]:
+def outline(shared: ShuntedSettings, arch: Arch) -> list[dict[str, Any]]:
     """Shape and cost of every block."""
     rows, embed, mlp = [], int(arch.one("embed")), arch.one("mlp")
-    for s, depth in enumerate(frame.depths(int(arch.one("depth")))):
-        width, _, hidden = shapes(frame, embed, mlp)[s]
-        parts = block_layers(frame, s, embed, mlp)
+    for s, depth in enumerate(shared.depths(int(arch.one("depth")))):
+        width, _, hidden = shapes(shared, embed, mlp)[s]
+        parts = block_layers(shared, s, embed, mlp)
         for i in range(1, depth + 1):
             rows.append(
                 {
                     "stage": s + 1,
                     "block": i,
-                    "tokens": frame.grids[s][0] * frame.grids[s][1],
+                    "tokens": shared.grids[s][0] * shared.grids[s][1],
                     "embed": width,
-                    "heads": frame.heads[s],
+                    "heads": shared.heads[s],
                     "qkv": width,
-                    "mlp": number(frame.mlps(mlp)[s]),
+                    "mlp": number(shared.mlps(mlp)[s]),
                     "hidden": hidden,
                     "window": None,
                     "params": sum(p.params for p in parts),
@@ -115,7 +118,7 @@ FAMILY = Family(
     summary="Shunted Transformer with elastic depth, width and MLP ratio; heads look at keys of two scales",
     paper="Shunted Transformer (CVPR 2022), S4",
     genes=("depth", "embed", "mlp"),
-    frame=frame_of,
+    settings=shunted_settings,
     arch=lambda data: shunted_arch(**{k: v for k, v in data.items() if k != "family"}),
     segments=segments,
     layers=layers,

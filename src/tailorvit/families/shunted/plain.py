@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,9 @@ from tailorvit.errors import TailorError
 from tailorvit.families.base import Maps
 from tailorvit.families.network import (
     NARROW_END,
+    Count,
     DropPath,
+    NetworkSettings,
     PlainNetwork,
     Sides,
     Windows,
@@ -29,15 +31,15 @@ STAGES = 4
 
 
 @dataclass(frozen=True)
-class ShuntedFrame:
-    """What every member of a Shunted space shares; the defaults are those of S4's space."""
+class ShuntedSettings(NetworkSettings):
+    """What all networks of a Shunted space share; the defaults are those of S4's space."""
 
-    image_size: tuple[int, int] = (224, 224)
+    image_size: Sides = (224, 224)
     channels: int = 3
     classes: int = 1000
     stem: int = 64  # channels of the stem, the same in every member: its batch statistics fit them all
     stem_kernel: int = 7
-    stem_convs: int = 1  # 3x3 convolutions between the first and the last of the stem
+    stem_convs: Count = 1  # 3x3 convolutions between the first and the last of the stem
     stem_strides: tuple[int, ...] = (2, 2)  # of the stem's first and last convolution
     strides: tuple[int, ...] = (2, 2, 2)  # between stages
     heads: tuple[int, ...] = (2, 4, 8, 16)
@@ -77,10 +79,6 @@ class ShuntedFrame:
         late = {"half": mlp / 2, "four": 4, "same": mlp}[self.ratios]
         return (mlp, mlp, late, late)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
 
 def as_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
     """Tokens (B, n, C) as a map (B, C, rows, columns)."""
@@ -104,11 +102,11 @@ def cells(grid: tuple[int, int], cell: int) -> tuple[int, int]:
     return -(-grid[0] // cell), -(-grid[1] // cell)
 
 
-def stem_layers(frame: ShuntedFrame) -> tuple[nn.ModuleList, nn.ModuleList]:
+def stem_layers(shared: ShuntedSettings) -> tuple[nn.ModuleList, nn.ModuleList]:
     """The stem's convolutions of a fixed width, and their batch norms."""
-    width, kernels = frame.stem, [frame.stem_kernel, *[3] * frame.stem_convs]
+    width, kernels = shared.stem, [shared.stem_kernel, *[3] * shared.stem_convs]
     convs = nn.ModuleList(
-        nn.Conv2d(width if i else frame.channels, width, k, 1 if i else frame.stem_strides[0], k // 2, bias=False)
+        nn.Conv2d(width if i else shared.channels, width, k, 1 if i else shared.stem_strides[0], k // 2, bias=False)
         for i, k in enumerate(kernels)
     )
     return convs, nn.ModuleList(nn.BatchNorm2d(width) for _ in kernels)
@@ -124,11 +122,11 @@ def stem_features(convs: nn.ModuleList, norms: nn.ModuleList, x: Tensor) -> Tens
 class ShuntedStem(nn.Module):
     """Convolutions with batch norm at a fixed width, then non-overlapping patches to the first stage's width."""
 
-    def __init__(self, frame: ShuntedFrame, embed: int) -> None:
+    def __init__(self, shared: ShuntedSettings, embed: int) -> None:
         super().__init__()
-        self.convs, self.norms = stem_layers(frame)
-        self.proj = nn.Conv2d(frame.stem, embed, frame.stem_strides[1], frame.stem_strides[1])
-        self.norm = nn.LayerNorm(embed, frame.eps)
+        self.convs, self.norms = stem_layers(shared)
+        self.proj = nn.Conv2d(shared.stem, embed, shared.stem_strides[1], shared.stem_strides[1])
+        self.norm = nn.LayerNorm(embed, shared.eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, n, embed)."""
@@ -242,13 +240,13 @@ class ShuntedBlock(nn.Module):
 class ShuntedStage(nn.Module):
     """Blocks of one width between a reduction of the map and a norm."""
 
-    def __init__(self, frame: ShuntedFrame, number: int, embed: int, ratio: float, rates: Sequence[float]) -> None:
+    def __init__(self, shared: ShuntedSettings, number: int, embed: int, ratio: float, rates: Sequence[float]) -> None:
         super().__init__()
-        self.grid, width, eps = frame.grids[number], embed * 2**number, frame.eps
-        self.before = frame.grids[max(number - 1, 0)]
+        self.grid, width, eps = shared.grids[number], embed * 2**number, shared.eps
+        self.before = shared.grids[max(number - 1, 0)]
         if number:
-            self.downsample = ShuntedDown(width // 2, width, frame.strides[number - 1], eps)
-        heads, reduction = frame.heads[number], frame.reductions[number]
+            self.downsample = ShuntedDown(width // 2, width, shared.strides[number - 1], eps)
+        heads, reduction = shared.heads[number], shared.reductions[number]
         self.blocks = nn.ModuleList(ShuntedBlock(width, heads, reduction, ratio, rate, eps) for rate in rates)
         self.norm = nn.LayerNorm(width, eps)
 
@@ -271,20 +269,20 @@ class PlainShunted(PlainNetwork):
 
     kind: ClassVar[str] = "shunted"
     first_weight: ClassVar[str] = "patch_embed.convs.0.weight"
-    frame: ShuntedFrame
+    shared: ShuntedSettings
 
     def __init__(
-        self, frame: ShuntedFrame, embed: int, depth: int, mlp: float, drop_path: Sequence[float] | float = 0.0
+        self, shared: ShuntedSettings, embed: int, depth: int, mlp: float, drop_path: Sequence[float] | float = 0.0
     ) -> None:
         super().__init__()
-        self.frame = frame
-        self.widths = {"embed": embed, "depth": depth, "mlp": mlp}
-        depths = frame.depths(depth)
+        self.shared = shared
+        self.shape = {"embed": embed, "depth": depth, "mlp": mlp}
+        depths = shared.depths(depth)
         rates = iter(drop_rates(drop_path, sum(depths)))
-        self.patch_embed = ShuntedStem(frame, embed)
+        self.patch_embed = ShuntedStem(shared, embed)
         self.stages = nn.ModuleList(
-            ShuntedStage(frame, i, embed, ratio, [next(rates) for _ in range(depths[i])])
-            for i, ratio in enumerate(frame.mlps(mlp))
+            ShuntedStage(shared, i, embed, ratio, [next(rates) for _ in range(depths[i])])
+            for i, ratio in enumerate(shared.mlps(mlp))
         )
         self.head = self.classifier()
         start_shunted(self, self.num_features)
@@ -294,15 +292,15 @@ class PlainShunted(PlainNetwork):
         """The network of these settings, freshly initialised."""
         own = ("embed", "depth", "mlp")
         fixed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k not in own}
-        return cls(ShuntedFrame(**fixed), settings["embed"], settings["depth"], settings["mlp"], drop_path)
+        return cls(ShuntedSettings(**fixed), settings["embed"], settings["depth"], settings["mlp"], drop_path)
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         """Per stage: its name, channels and pixels a side of one position."""
-        rows, reduction = [], self.frame.stem_strides[0] * self.frame.stem_strides[1]
-        for i, stride in enumerate((1, *self.frame.strides)):
+        rows, reduction = [], self.shared.stem_strides[0] * self.shared.stem_strides[1]
+        for i, stride in enumerate((1, *self.shared.strides)):
             reduction *= stride
-            rows.append({"module": f"stages.{i}", "num_chs": self.widths["embed"] * 2**i, "reduction": reduction})
+            rows.append({"module": f"stages.{i}", "num_chs": self.shape["embed"] * 2**i, "reduction": reduction})
         return rows
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -326,7 +324,7 @@ class PlainShunted(PlainNetwork):
         :meth:`forward_features` comes first; arguments and order as in timm.
         """
         x, found = self.patch_embed(x), []
-        for stage, grid in zip(self.stages, self.frame.grids, strict=True):
+        for stage, grid in zip(self.stages, self.shared.grids, strict=True):
             x = stage(x)
             found.append(as_map(x, grid) if output_fmt == "NCHW" else x)
         kept = [found[i] for i in picked(indices, STAGES)]
@@ -340,19 +338,19 @@ class PlainShunted(PlainNetwork):
 
     def suits(self, side: int) -> bool:
         """Whole steps of the stem, and maps no smaller than the reduced keys."""
-        frame = replace(self.frame, image_size=(side, side), reduce=self.frame.reductions)
-        first, last = frame.stem_grid[0], frame.stem_strides[1]
-        return first >= last and first % last == 0 and frame.reductions == self.frame.reductions
+        shared = replace(self.shared, image_size=(side, side), reduce=self.shared.reductions)
+        first, last = shared.stem_grid[0], shared.stem_strides[1]
+        return first >= last and first % last == 0 and shared.reductions == self.shared.reductions
 
     def size_rule(self) -> str:
         """What the sides must suit, in words."""
-        step = self.frame.stem_strides[0] * self.frame.stem_strides[1]
-        keys = "x".join(map(str, self.frame.reductions))
+        step = self.shared.stem_strides[0] * self.shared.stem_strides[1]
+        keys = "x".join(map(str, self.shared.reductions))
         return f"steps of {step} px, maps no smaller than its keys of {keys}"
 
     def settings_at(self, size: Sides, windows: Windows) -> dict[str, Any]:
         """Small maps had their keys reduced less than set: the kernels have that size, so it stays on larger maps."""
-        return {"reduce": list(self.frame.reductions)}
+        return {"reduce": list(self.shared.reductions)}
 
 
 def start_shunted(model: nn.Module, embed: int) -> None:
@@ -421,51 +419,37 @@ def _places(grid: tuple[int, int], cell: int, x: Tensor) -> Tensor:
 # -- checked settings --------------------------------------------------------------------------------------------------
 
 
-def frame_of(fixed: Mapping[str, Any]) -> ShuntedFrame:
+def shunted_settings(data: Mapping[str, Any]) -> ShuntedSettings:
     """Type and check the shared settings."""
-    known = {f.name for f in fields(ShuntedFrame)}
-    for key in sorted(set(fixed) - known):
-        raise TailorError(f"The shunted family has no setting '{key}'; known: {', '.join(sorted(known))}.")
-    size = fixed.get("image_size", ShuntedFrame.image_size)
-    size = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    typed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fixed.items()}
-    frame = ShuntedFrame(**{**typed, "image_size": size})
-    for name, least in (("channels", 1), ("classes", 1), ("stem", 1), ("stem_kernel", 1), ("stem_convs", 0)):
-        value = getattr(frame, name)
-        if type(value) is not int or value < least:
-            raise TailorError(f"The shunted setting '{name}' must be a whole number of at least {least}, not {value}.")
+    shared = ShuntedSettings.read("shunted", data)
     rows = (("stem_strides", 2, 1), ("strides", 3, 1), ("heads", 4, 1), ("reduce", 4, 1))
     for name, count, least in (*rows, ("depth_base", 4, 0), ("depth_growth", 4, 0)):
-        value = getattr(frame, name)
+        value = getattr(shared, name)
         if not isinstance(value, tuple) or len(value) != count or any(type(v) is not int or v < least for v in value):
             raise TailorError(
                 f"The shunted setting '{name}' must be {count} whole numbers of at least {least}, not {value}."
             )
-    if frame.stem_kernel % 2 == 0:
-        raise TailorError(f"The shunted setting 'stem_kernel' must be odd, not {frame.stem_kernel}.")
-    if len(size) != 2 or any(type(s) is not int or s < 1 for s in size):
-        raise TailorError(f"A shunted network needs two whole image sides, not {list(size)}.")
-    if any(side % frame.stem_strides[1] for side in frame.stem_grid):
-        step = frame.stem_strides[0] * frame.stem_strides[1]
-        raise TailorError(f"A shunted network needs image sides that are multiples of {step}, not {list(size)}.")
-    if any(k & (k - 1) for k in frame.reduce):
-        raise TailorError(f"The shunted setting 'reduce' must be powers of two, not {list(frame.reduce)}.")
-    for heads, k in zip(frame.heads, frame.reduce, strict=True):
+    if shared.stem_kernel % 2 == 0:
+        raise TailorError(f"The shunted setting 'stem_kernel' must be odd, not {shared.stem_kernel}.")
+    if any(side % shared.stem_strides[1] for side in shared.stem_grid):
+        step = shared.stem_strides[0] * shared.stem_strides[1]
+        raise TailorError(
+            f"A shunted network needs image sides that are multiples of {step}, not {list(shared.image_size)}."
+        )
+    if any(k & (k - 1) for k in shared.reduce):
+        raise TailorError(f"The shunted setting 'reduce' must be powers of two, not {list(shared.reduce)}.")
+    for heads, k in zip(shared.heads, shared.reduce, strict=True):
         if heads % 2 and k > 1:
             raise TailorError(f"Shunted heads must be even where keys are reduced, not {heads} at a reduction of {k}.")
-    if min(frame.depths(1)) < 1:
+    if min(shared.depths(1)) < 1:
         raise TailorError("Every shunted stage needs a block: depth_base plus depth_growth must be at least 1.")
-    if frame.ratios not in ("half", "four", "same"):
-        raise TailorError(f"The shunted setting 'ratios' must be half, four or same, not '{frame.ratios}'.")
-    if not isinstance(frame.eps, float) or frame.eps <= 0:
-        raise TailorError(f"The shunted setting 'eps' must be a small positive number, not {frame.eps}.")
-    return frame
+    return shared
 
 
-def shapes(frame: ShuntedFrame, embed: int, mlp: float) -> list[tuple[int, int, int]]:
+def shapes(shared: ShuntedSettings, embed: int, mlp: float) -> list[tuple[int, int, int]]:
     """Embedding, head and hidden width of every stage."""
     found = []
-    for s, (heads, ratio) in enumerate(zip(frame.heads, frame.mlps(mlp), strict=True)):
+    for s, (heads, ratio) in enumerate(zip(shared.heads, shared.mlps(mlp), strict=True)):
         width = embed * 2**s
         if width % heads:
             raise TailorError(

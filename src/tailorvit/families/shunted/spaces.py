@@ -11,7 +11,7 @@ from typing import Any
 from tailorvit.arch import Arch, Value
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Named
-from tailorvit.families.shunted.plain import ShuntedFrame
+from tailorvit.families.shunted.plain import ShuntedSettings
 from tailorvit.space import Dim, Space
 
 TINY = {"depth": 1, "embed": 8, "mlp": 2}
@@ -41,7 +41,7 @@ def _space(depth: Sequence[Value], mlp: Sequence[Value], embed: Sequence[Value],
     return Space("shunted", dims, tuple(fixed.items()))
 
 
-_PAPER: dict[str, Any] = {"image_size": (224, 224)}  # S4's settings are the defaults of the frame
+_PAPER: dict[str, Any] = {"image_size": (224, 224)}  # S4's settings are the defaults of the shared
 _NARROW: dict[str, Any] = {"heads": (2, 2, 4, 4), "depth_base": (1, 1, 0, 0), "depth_growth": (0, 0, 1, 1)}
 _8PX: dict[str, Any] = {
     "image_size": (8, 8),
@@ -116,7 +116,7 @@ def shrink(space: Space) -> Space:
 
 def _widths(fixed: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """Widths of the first stage to try, all divisible by the heads of every stage, each with its step of choices."""
-    heads = fixed.get("heads", ShuntedFrame.heads)
+    heads = fixed.get("heads", ShuntedSettings.heads)
     unit = math.lcm(*(h // math.gcd(h, 2**s) for s, h in enumerate(heads)))
     embed = unit
     while embed <= max(256, 16 * unit):

@@ -17,7 +17,7 @@ from tailorvit.families.assemble import assemble
 from tailorvit.families.base import require_room
 from tailorvit.families.network import hidden_width
 from tailorvit.families.vit.compiled import BlockCall
-from tailorvit.families.vit.plain import Frame, PlainViT, frame_of, initialise
+from tailorvit.families.vit.plain import PlainViT, ViTSettings, initialise, vit_settings
 from tailorvit.families.vit.relative import TRITON, Execution, Places, Tables, attend_packed, table_rows
 from tailorvit.space import Space
 
@@ -86,17 +86,24 @@ class Block(nn.Module):
     """Pre-norm block whose widths come with the call."""
 
     def __init__(
-        self, frame: Frame, places: Places, embed: int, heads: int, hidden: int, rate: float, execution: Execution
+        self,
+        shared: ViTSettings,
+        places: Places,
+        embed: int,
+        heads: int,
+        hidden: int,
+        rate: float,
+        execution: Execution,
     ) -> None:
         super().__init__()
-        reach = frame.reach if frame.relative else None
-        self.rate, self.eps = rate, frame.eps
+        reach = shared.reach if shared.relative else None
+        self.rate, self.eps = rate, shared.eps
         self.compiled: BlockCall | None = None  # runs instead of forward in training (elastic/compiled.py)
         self.compiled_evaluation = False  # and in evaluation
-        self.norm1 = LayerNorm(embed, frame.eps)
-        official = frame.qkv == "official"
-        self.attn = Attention(embed, heads, frame.head_dim, frame.qkv_bias, reach, places, execution, official)
-        self.norm2 = LayerNorm(embed, frame.eps)
+        self.norm1 = LayerNorm(embed, shared.eps)
+        official = shared.qkv == "official"
+        self.attn = Attention(embed, heads, shared.head_dim, shared.qkv_bias, reach, places, execution, official)
+        self.norm2 = LayerNorm(embed, shared.eps)
         self.mlp = Mlp(embed, hidden)
 
     def forward(self, x: Tensor, embed: Width, plan: BlockPlan) -> Tensor:
@@ -123,25 +130,25 @@ class ElasticViT(nn.Module):
 
     def __init__(self, space: Space, drop_path: float = 0.0, execution: Execution = "auto") -> None:
         super().__init__()
-        self.space, self.frame = space, frame_of(dict(space.fixed))
+        self.space, self.shared = space, vit_settings(dict(space.fixed))
         largest = space.hull()
         self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))
         self.heads = int(max(largest.many("heads")))
         self.hidden = hidden_width(self.embed, max(largest.many("mlp")))
-        places = Places(self.frame.grid, self.frame.reach, self.frame.head_dim)
+        places = Places(self.shared.grid, self.shared.reach, self.shared.head_dim)
         # Rates belong to the absolute block index, so a block keeps its rate in every sub-network.
         rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
-        self.patch_embed = PatchEmbed(self.frame.channels, self.frame.patch, self.embed)
+        self.patch_embed = PatchEmbed(self.shared.channels, self.shared.patch, self.embed)
         self.cls_token = nn.Parameter(torch.empty(1, 1, self.embed))
-        self.pos_embed = nn.Parameter(torch.empty(1, self.frame.tokens, self.embed)) if self.frame.absolute else None
+        self.pos_embed = nn.Parameter(torch.empty(1, self.shared.tokens, self.embed)) if self.shared.absolute else None
         self.blocks = nn.ModuleList(
-            Block(self.frame, places, self.embed, self.heads, self.hidden, rate, execution) for rate in rates
+            Block(self.shared, places, self.embed, self.heads, self.hidden, rate, execution) for rate in rates
         )
-        self.norm = LayerNorm(self.embed, self.frame.eps)
-        self.head = Linear(self.embed, self.frame.classes)
+        self.norm = LayerNorm(self.embed, self.shared.eps)
+        self.head = Linear(self.embed, self.shared.classes)
         initialise(self, self.embed)
         conv = nn.Conv2d(
-            self.frame.channels, self.embed, self.frame.patch
+            self.shared.channels, self.embed, self.shared.patch
         )  # for torch's initialisation of patch weights
         self.patch_embed.weight.data.copy_(conv.weight.data)
         assert conv.bias is not None
@@ -149,7 +156,7 @@ class ElasticViT(nn.Module):
 
     def plan(self, arch: Arch) -> tuple[Width, list[BlockPlan]]:
         """The widths of an architecture: of the embedding, and of every block."""
-        embed, dim = int(arch.one("embed")), self.frame.head_dim
+        embed, dim = int(arch.one("embed")), self.shared.head_dim
         require_room(
             [
                 ("depth", len(arch.many("heads")), len(self.blocks)),
@@ -177,7 +184,7 @@ class ElasticViT(nn.Module):
         for block, plan in zip(self.blocks, blocks, strict=False):  # a shallower arch uses the first blocks
             x = block(x, embed, plan)
         x = self.norm(x, embed)
-        x = x[:, 1:].mean(1) if self.frame.pool == "gap" else x[:, 0]
+        x = x[:, 1:].mean(1) if self.shared.pool == "gap" else x[:, 0]
         logits: Tensor = self.head(x, embed, None)
         return logits
 
@@ -187,7 +194,7 @@ class ElasticViT(nn.Module):
 
     def switches(self, arch: Arch) -> Tensor:
         """What tells architectures of a group apart: (blocks, 2) attention and hidden entries in use, on the host."""
-        dim, embed, counts = self.frame.head_dim, int(arch.one("embed")), [[0, 0]] * len(self.blocks)
+        dim, embed, counts = self.shared.head_dim, int(arch.one("embed")), [[0, 0]] * len(self.blocks)
         for i, (h, m) in enumerate(zip(arch.many("heads"), arch.many("mlp"), strict=True)):
             counts[i] = [int(h) * dim, hidden_width(embed, m)]
         return torch.tensor(counts)
@@ -195,7 +202,7 @@ class ElasticViT(nn.Module):
     def grouped(self, x: Tensor, group: Any, switches: Tensor) -> Tensor:
         """Logits (B, classes) of one architecture of a group: heads and hidden widths are switched off, not cut."""
         embed, depth = group
-        inner, hidden = self.heads * self.frame.head_dim, hidden_width(embed, max(self.space.largest().many("mlp")))
+        inner, hidden = self.heads * self.shared.head_dim, hidden_width(embed, max(self.space.largest().many("mlp")))
         place = torch.arange(max(inner, hidden), device=x.device)
         on = (place < switches[:depth, :, None]).to(self.cls_token.dtype)
         blocks = [
@@ -225,11 +232,11 @@ class ElasticViT(nn.Module):
         return {k: v for k, v in used.items() if k in names}
 
 
-def build(frame: Frame, arch: Arch, drop_path: Any = 0.0, execution: Execution = "auto") -> PlainViT:
+def build(shared: ViTSettings, arch: Arch, drop_path: Any = 0.0, execution: Execution = "auto") -> PlainViT:
     """The plain network of an architecture, freshly initialised."""
     heads = [int(h) for h in arch.many("heads")]
-    frame = replace(frame, qkv="aligned")  # a network of one size is never cut
-    return PlainViT(frame, int(arch.one("embed")), heads, arch.many("mlp"), drop_path, execution)
+    shared = replace(shared, qkv="aligned")  # a network of one size is never cut
+    return PlainViT(shared, int(arch.one("embed")), heads, arch.many("mlp"), drop_path, execution)
 
 
 def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainViT:
@@ -247,4 +254,4 @@ def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainViT:
         for ours, theirs in (("patch_embed.", "patch_embed.proj."), ("qkv_", "qkv.")):
             name = name.replace(ours, theirs)
         state[name] = weight
-    return assemble(lambda: build(model.frame, arch, rates, execution), state, share)
+    return assemble(lambda: build(model.shared, arch, rates, execution), state, share)

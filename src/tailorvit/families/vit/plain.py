@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Maps
-from tailorvit.families.network import DropPath, PlainNetwork, State, drop_rates, hidden_width, picked, resized_map
+from tailorvit.families.network import (
+    DropPath,
+    NetworkSettings,
+    PlainNetwork,
+    Sides,
+    State,
+    drop_rates,
+    hidden_width,
+    picked,
+    resized_map,
+)
 from tailorvit.families.vit.relative import (
     Execution,
     Grid,
@@ -25,10 +35,10 @@ from tailorvit.families.vit.relative import (
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What every member of a ViT space shares."""
+class ViTSettings(NetworkSettings):
+    """What all networks of a ViT space share."""
 
-    image_size: tuple[int, int] = (224, 224)
+    image_size: Sides = (224, 224)
     patch: int = 16
     channels: int = 3
     classes: int = 1000
@@ -51,17 +61,13 @@ class Frame:
         """Patches plus the class token."""
         return self.grid[0] * self.grid[1] + 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
 
 class PatchEmbed(nn.Module):
     """Non-overlapping patches to tokens."""
 
-    def __init__(self, frame: Frame, embed: int) -> None:
+    def __init__(self, shared: ViTSettings, embed: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(frame.channels, embed, frame.patch, frame.patch)
+        self.proj = nn.Conv2d(shared.channels, embed, shared.patch, shared.patch)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, n, embed)."""
@@ -72,18 +78,18 @@ class PatchEmbed(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention whose inner width is heads * head_dim, free of the embedding width."""
 
-    def __init__(self, frame: Frame, places: Places, embed: int, heads: int, execution: Execution) -> None:
+    def __init__(self, shared: ViTSettings, places: Places, embed: int, heads: int, execution: Execution) -> None:
         super().__init__()
         self.heads, self.places, self.execution = heads, places, execution
-        self.scale = frame.head_dim**-0.5
-        width = heads * frame.head_dim
-        self.qkv = nn.Linear(embed, 3 * width, bias=frame.qkv_bias)
+        self.scale = shared.head_dim**-0.5
+        width = heads * shared.head_dim
+        self.qkv = nn.Linear(embed, 3 * width, bias=shared.qkv_bias)
         self.proj = nn.Linear(width, embed)
-        self.relative = frame.relative
-        if frame.relative:
+        self.relative = shared.relative
+        if shared.relative:
             for name in Tables._fields:
-                rows = table_rows(frame.reach)
-                self.register_parameter(f"rel_{name}", nn.Parameter(torch.empty(rows, frame.head_dim)))
+                rows = table_rows(shared.reach)
+                self.register_parameter(f"rel_{name}", nn.Parameter(torch.empty(rows, shared.head_dim)))
 
     def _tables(self) -> Tables | None:
         return Tables(*(getattr(self, f"rel_{n}") for n in Tables._fields)) if self.relative else None
@@ -121,12 +127,19 @@ class Block(nn.Module):
     """Pre-norm transformer block."""
 
     def __init__(
-        self, frame: Frame, places: Places, embed: int, heads: int, ratio: float, drop: float, execution: Execution
+        self,
+        shared: ViTSettings,
+        places: Places,
+        embed: int,
+        heads: int,
+        ratio: float,
+        drop: float,
+        execution: Execution,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(embed, frame.eps)
-        self.attn = Attention(frame, places, embed, heads, execution)
-        self.norm2 = nn.LayerNorm(embed, frame.eps)
+        self.norm1 = nn.LayerNorm(embed, shared.eps)
+        self.attn = Attention(shared, places, embed, heads, execution)
+        self.norm2 = nn.LayerNorm(embed, shared.eps)
         self.mlp = Mlp(embed, hidden_width(embed, ratio))
         self.drop_path = DropPath(drop)
 
@@ -143,11 +156,11 @@ class PlainViT(PlainNetwork):
     POOLS: ClassVar[Mapping[str, str | None]] = {"avg": "gap", "token": "cls"}
     kind: ClassVar[str] = "vit"
     recordable: ClassVar[bool] = True
-    frame: Frame
+    shared: ViTSettings
 
     def __init__(
         self,
-        frame: Frame,
+        shared: ViTSettings,
         embed: int,
         heads: Sequence[int],
         mlp: Sequence[float],
@@ -155,17 +168,17 @@ class PlainViT(PlainNetwork):
         execution: Execution = "auto",
     ) -> None:
         super().__init__()
-        self.frame, depth = frame, len(heads)
-        self.widths = {"embed": embed, "heads": list(heads), "mlp": list(mlp)}
-        places = Places(frame.grid, frame.reach, frame.head_dim)
-        self.patch_embed = PatchEmbed(frame, embed)
+        self.shared, depth = shared, len(heads)
+        self.shape = {"embed": embed, "heads": list(heads), "mlp": list(mlp)}
+        places = Places(shared.grid, shared.reach, shared.head_dim)
+        self.patch_embed = PatchEmbed(shared, embed)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed))
-        self.pos_embed = nn.Parameter(torch.empty(1, frame.tokens, embed)) if frame.absolute else None
+        self.pos_embed = nn.Parameter(torch.empty(1, shared.tokens, embed)) if shared.absolute else None
         self.blocks = nn.ModuleList(
-            Block(frame, places, embed, h, m, r, execution)
+            Block(shared, places, embed, h, m, r, execution)
             for h, m, r in zip(heads, mlp, drop_rates(drop_path, depth), strict=True)
         )
-        self.norm = nn.LayerNorm(embed, frame.eps)
+        self.norm = nn.LayerNorm(embed, shared.eps)
         self.head = self.classifier()
         initialise(self, embed)
 
@@ -173,13 +186,13 @@ class PlainViT(PlainNetwork):
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainViT:
         """The network of these settings, freshly initialised."""
         fixed = {k: v for k, v in settings.items() if k not in ("embed", "heads", "mlp")}
-        frame = Frame(**{**fixed, "image_size": tuple(fixed["image_size"])})
-        return cls(frame, settings["embed"], settings["heads"], settings["mlp"], drop_path)
+        shared = ViTSettings(**{**fixed, "image_size": tuple(fixed["image_size"])})
+        return cls(shared, settings["embed"], settings["heads"], settings["mlp"], drop_path)
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         """Per block: its name, channels and pixels a side of one position."""
-        row = {"num_chs": self.widths["embed"], "reduction": self.frame.patch}
+        row = {"num_chs": self.shape["embed"], "reduction": self.shared.patch}
         return [{"module": f"blocks.{i}", **row} for i in range(len(self.blocks))]
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -215,36 +228,36 @@ class PlainViT(PlainNetwork):
             if i in wanted:
                 patches = (self.norm(x) if norm else x)[:, 1:]
                 maps = output_fmt == "NCHW"
-                found[i] = patches.transpose(1, 2).unflatten(-1, self.frame.grid) if maps else patches
+                found[i] = patches.transpose(1, 2).unflatten(-1, self.shared.grid) if maps else patches
         kept = [found[i] for i in wanted]
         return kept if intermediates_only else (self.norm(x), kept)
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits of :meth:`forward_features`' tokens, or what the head would see."""
-        pooled = tokens[:, 1:].mean(1) if self.frame.pool == "gap" else tokens[:, 0]
+        pooled = tokens[:, 1:].mean(1) if self.shared.pool == "gap" else tokens[:, 0]
         out: Tensor = pooled if pre_logits else self.head(pooled)
         return out
 
     def suits(self, side: int) -> bool:
         """Whole patches."""
-        return side >= self.frame.patch and side % self.frame.patch == 0
+        return side >= self.shared.patch and side % self.shared.patch == 0
 
     def size_rule(self) -> str:
         """What the sides must suit, in words."""
-        return f"patches of {self.frame.patch} px"
+        return f"patches of {self.shared.patch} px"
 
     def carry(self, new: PlainViT, state: State) -> None:
         """Interpolate positions; fill relative tables beyond the offsets the old grid could train."""
         if self.pos_embed is not None:
             token, grid = state["pos_embed"][0].split([1, len(state["pos_embed"][0]) - 1])
-            patches = resized_map(grid.T.unflatten(1, self.frame.grid), new.frame.grid)
+            patches = resized_map(grid.T.unflatten(1, self.shared.grid), new.shared.grid)
             state["pos_embed"] = torch.cat([token, patches.flatten(1).T])[None]
-        if self.frame.relative:
-            sides = dict(zip("vh", zip(self.frame.grid, new.frame.grid, strict=True), strict=True))
+        if self.shared.relative:
+            sides = dict(zip("vh", zip(self.shared.grid, new.shared.grid, strict=True), strict=True))
             for i in range(len(self.blocks)):
                 for field in Tables._fields:
                     name = f"blocks.{i}.attn.rel_{field}"
-                    state[name] = filled_table(state[name], self.frame.reach, *sides[field[-1]])
+                    state[name] = filled_table(state[name], self.shared.reach, *sides[field[-1]])
 
 
 def filled_table(table: Tensor, reach: int, before: int, after: int) -> Tensor:
@@ -291,7 +304,7 @@ def initialise(model: nn.Module, embed: int) -> None:
 def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
     """Block by block; the weights are those of the formula, which every execution of relative position shares."""
     assert isinstance(model, PlainViT)
-    high, wide = model.frame.grid
+    high, wide = model.shared.grid
     rows, columns = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
     places = torch.stack([rows, columns], -1).view(1, -1, 2).to(images.device, torch.float32)
     x = model.tokens(images)
@@ -312,27 +325,11 @@ def _between_patches(attn: Attention, x: Tensor) -> Tensor:
 # -- checked settings --------------------------------------------------------------------------------------------------
 
 
-def frame_of(fixed: Mapping[str, Any]) -> Frame:
+def vit_settings(data: Mapping[str, Any]) -> ViTSettings:
     """Type and check the shared settings."""
-    known = {f.name for f in fields(Frame)}
-    for key in sorted(set(fixed) - known):
-        raise TailorError(f"The vit family has no setting '{key}'; known: {', '.join(sorted(known))}.")
-    size = fixed.get("image_size", Frame.image_size)
-    size = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    frame = Frame(**{**fixed, "image_size": size})
-    for name in ("patch", "channels", "classes", "head_dim", "reach"):
-        value = getattr(frame, name)
-        if type(value) is not int or value < 1:
-            raise TailorError(f"The vit setting '{name}' must be a positive whole number, not {value}.")
-    if len(size) != 2 or any(type(s) is not int or s < frame.patch or s % frame.patch for s in size):
-        raise TailorError(f"A vit needs image sides that are multiples of the patch {frame.patch}, not {list(size)}.")
-    if frame.pool not in ("gap", "cls"):
-        raise TailorError(f"The vit setting 'pool' must be gap or cls, not '{frame.pool}'.")
-    if frame.qkv not in ("aligned", "official"):
-        raise TailorError(f"The vit setting 'qkv' must be aligned or official, not '{frame.qkv}'.")
-    for name in ("relative", "absolute", "qkv_bias"):
-        if not isinstance(getattr(frame, name), bool):
-            raise TailorError(f"The vit setting '{name}' must be true or false, not {getattr(frame, name)}.")
-    if not isinstance(frame.eps, float) or frame.eps <= 0:
-        raise TailorError(f"The vit setting 'eps' must be a small positive number, not {frame.eps}.")
-    return frame
+    shared = ViTSettings.read("vit", data)
+    if any(side < shared.patch or side % shared.patch for side in shared.image_size):
+        raise TailorError(
+            f"A vit needs image sides that are multiples of the patch {shared.patch}, not {list(shared.image_size)}."
+        )
+    return shared

@@ -8,7 +8,7 @@ every slice is a prefix: heads and head width on two axes, bias tables with the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from tailorvit.families.windows.plain import (
     Cut,
     PlainWindowed,
     Sides,
-    WindowFrame,
+    WindowSettings,
     WindowStage,
     clipped,
     pair_mask,
@@ -116,13 +116,13 @@ def offsets(window: Sides) -> tuple[Width, Width]:
 class Block(nn.Module):
     """Pre-norm block whose widths come with the call."""
 
-    def __init__(self, frame: WindowFrame, sides: Sides, shape: WindowStage, block: int, rate: float) -> None:
+    def __init__(self, shared: WindowSettings, sides: Sides, shape: WindowStage, block: int, rate: float) -> None:
         super().__init__()
         embed, window = shape.embed, clipped(sides, shape.window[block])
         self.rate = rate
-        self.norm1 = LayerNorm(embed, frame.eps)
-        self.attn = Attention(embed, shape.heads[block], shape.head_dim[block], window, frame.qkv_bias)
-        self.norm2 = LayerNorm(embed, frame.eps)
+        self.norm1 = LayerNorm(embed, shared.eps)
+        self.attn = Attention(embed, shape.heads[block], shape.head_dim[block], window, shared.qkv_bias)
+        self.norm2 = LayerNorm(embed, shared.eps)
         self.mlp = Mlp(embed, hidden_width(embed, shape.mlp[block]))
 
     def _branch(self, x: Tensor) -> Tensor:
@@ -152,10 +152,12 @@ class Merge(nn.Module):
 class Stage(nn.Module):
     """Merging (in all stages but the first), then blocks, of which an architecture uses the first ones."""
 
-    def __init__(self, frame: WindowFrame, stage: int, before: int, shape: WindowStage, rates: Sequence[float]) -> None:
+    def __init__(
+        self, shared: WindowSettings, stage: int, before: int, shape: WindowStage, rates: Sequence[float]
+    ) -> None:
         super().__init__()
-        self.downsample = Merge(before, shape.embed, frame.eps) if stage else None
-        self.blocks = nn.ModuleList(Block(frame, frame.maps[stage], shape, i, rate) for i, rate in enumerate(rates))
+        self.downsample = Merge(before, shape.embed, shared.eps) if stage else None
+        self.blocks = nn.ModuleList(Block(shared, shared.maps[stage], shape, i, rate) for i, rate in enumerate(rates))
 
 
 # -- model ------------------------------------------------------------------------------------------------------------
@@ -165,26 +167,26 @@ class ElasticWindows(nn.Module):
     """The supernet and every sub-network: ``model(x, arch)``; no arch means the largest."""
 
     def __init__(
-        self, space: Space, frame: WindowFrame, stages_of: Callable[[Any, Arch], Stages], drop_path: float = 0.0
+        self, space: Space, shared: WindowSettings, stages_of: Callable[[Any, Arch], Stages], drop_path: float = 0.0
     ) -> None:
         super().__init__()
-        self.space, self.frame, self.stages_of = space, frame, stages_of
-        self.shapes = stages_of(frame, space.hull())
+        self.space, self.shared, self.stages_of = space, shared, stages_of
+        self.shapes = stages_of(shared, space.hull())
         depth = sum(len(s.heads) for s in self.shapes)
         # Rates belong to the absolute block index, so a block keeps its rate in every sub-network.
         rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
         embed = self.shapes[0].embed
-        self.patch_embed = PatchEmbed(frame.channels, frame.patch, embed)
-        self.patch_norm = LayerNorm(embed, frame.eps)
+        self.patch_embed = PatchEmbed(shared.channels, shared.patch, embed)
+        self.patch_norm = LayerNorm(embed, shared.eps)
         self.layers = nn.ModuleList()
         for i, shape in enumerate(self.shapes):
             own, rates = rates[: len(shape.heads)], rates[len(shape.heads) :]
-            self.layers.append(Stage(frame, i, embed, shape, own))
+            self.layers.append(Stage(shared, i, embed, shape, own))
             embed = shape.embed
-        self.norm = LayerNorm(embed, frame.eps)
-        self.head = Linear(embed, frame.classes)
+        self.norm = LayerNorm(embed, shared.eps)
+        self.head = Linear(embed, shared.classes)
         start_windows(self, embed)
-        conv = nn.Conv2d(frame.channels, self.shapes[0].embed, frame.patch)  # for torch's initialisation
+        conv = nn.Conv2d(shared.channels, self.shapes[0].embed, shared.patch)  # for torch's initialisation
         assert conv.bias is not None
         self.patch_embed.weight.data.copy_(conv.weight.data)
         self.patch_embed.bias.data.copy_(conv.bias.data)
@@ -192,7 +194,7 @@ class ElasticWindows(nn.Module):
     def _require(self, stages: Stages) -> None:
         """Refuse what the supernet has no weights for."""
         for s, (stage, there) in enumerate(zip(stages, self.shapes, strict=True)):
-            sides = self.frame.maps[s]
+            sides = self.shared.maps[s]
             needs = [("depth", len(stage.heads), len(there.heads)), ("embed", stage.embed, there.embed)]
             for i in range(min(len(stage.heads), len(there.heads))):
                 needs += [
@@ -205,7 +207,7 @@ class ElasticWindows(nn.Module):
 
     def plan(self, arch: Arch) -> list[tuple[Width, list[BlockPlan]]]:
         """Per stage its width and the widths and cuts of its blocks."""
-        stages = self.stages_of(self.frame, arch)
+        stages = self.stages_of(self.shared, arch)
         self._require(stages)
         return [
             (
@@ -217,14 +219,14 @@ class ElasticWindows(nn.Module):
                     )
                 ],
             )
-            for shape, sides in zip(stages, self.frame.maps, strict=True)
+            for shape, sides in zip(stages, self.shared.maps, strict=True)
         ]
 
     def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
         """Logits (B, classes) of one architecture."""
         plan = self.plan(self.space.largest() if arch is None else arch)
         before = plan[0][0]
-        x = self.patch_norm(self.patch_embed(x, before), before).unflatten(1, self.frame.maps[0])
+        x = self.patch_norm(self.patch_embed(x, before), before).unflatten(1, self.shared.maps[0])
         for layer, (embed, blocks) in zip(self.layers, plan, strict=True):
             assert isinstance(layer, Stage)
             if layer.downsample is not None:
@@ -277,7 +279,7 @@ def _block_slices(embed: Width, plan: BlockPlan) -> Slices:
 def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainWindowed:
     """The plain network that holds this architecture's slice of the supernet's weights, in timm's order."""
     assert isinstance(model, ElasticWindows)
-    stages = model.stages_of(model.frame, arch)
+    stages = model.stages_of(model.shared, arch)
     rates: list[float] = []
     for layer, shape in zip(model.layers, stages, strict=True):
         assert isinstance(layer, Stage)
@@ -299,7 +301,7 @@ def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainWindowed:
         for ours, theirs in RENAMED:
             name = name.replace(ours, theirs)
         state[name] = weight
-    return assemble(lambda: PlainWindowed(model.frame, stages, rates), state, share)
+    return assemble(lambda: PlainWindowed(model.shared, stages, rates), state, share)
 
 
 RENAMED = (
@@ -316,39 +318,39 @@ RENAMED = (
 # -- layer inventory and settings --------------------------------------------------------------------------------------
 
 
-AnyFrame = TypeVar("AnyFrame", bound=WindowFrame)
+AnySettings = TypeVar("AnySettings", bound=WindowSettings)
 
 # -- layer inventory --------------------------------------------------------------------------------------------------
 
 
-def stem_rows(frame: WindowFrame, embed: int) -> list[Layer]:
+def stem_rows(shared: WindowSettings, embed: int) -> list[Layer]:
     """Patches and their norm."""
-    pixels, (high, wide) = frame.channels * frame.patch**2, frame.maps[0]
+    pixels, (high, wide) = shared.channels * shared.patch**2, shared.maps[0]
     return [Layer("patch_embed", (pixels + 1) * embed + 2 * embed, pixels * high * wide * embed)]
 
 
-def merge_rows(frame: WindowFrame, stage: int, before: int, embed: int) -> list[Layer]:
+def merge_rows(shared: WindowSettings, stage: int, before: int, embed: int) -> list[Layer]:
     """Merging into a stage (counted from 0)."""
-    high, wide = frame.maps[stage]
+    high, wide = shared.maps[stage]
     return [Layer("merge", 8 * before + 4 * before * embed, high * wide * 4 * before * embed)]
 
 
-def head_rows(frame: WindowFrame, embed: int) -> list[Layer]:
+def head_rows(shared: WindowSettings, embed: int) -> list[Layer]:
     """The last norm and the classifier."""
-    return [Layer("norm", 2 * embed, 0), Layer("head", frame.classes * (embed + 1), frame.classes * embed)]
+    return [Layer("norm", 2 * embed, 0), Layer("head", shared.classes * (embed + 1), shared.classes * embed)]
 
 
 def block_rows(
-    frame: WindowFrame, stage: int, embed: int, window: int, heads: int, dim: int, ratio: float
+    shared: WindowSettings, stage: int, embed: int, window: int, heads: int, dim: int, ratio: float
 ) -> list[Layer]:
     """One block of a stage (counted from 0); Q-K-V and projection see whole windows, so padding is counted too."""
-    cut, q, hidden = Cut.of(frame.maps[stage], window, False), heads * dim, hidden_width(embed, ratio)
+    cut, q, hidden = Cut.of(shared.maps[stage], window, False), heads * dim, hidden_width(embed, ratio)
     (high, wide), (down, across) = cut.padded, cut.window
-    tokens, seen, keys = frame.maps[stage][0] * frame.maps[stage][1], high * wide, down * across
+    tokens, seen, keys = shared.maps[stage][0] * shared.maps[stage][1], high * wide, down * across
     table = (2 * down - 1) * (2 * across - 1) * heads if keys > 1 else 0
     return [
         Layer("blocks.norm", 4 * embed, 0),
-        Layer("blocks.attn.qkv", 3 * q * embed + (3 * q if frame.qkv_bias else 0), 3 * seen * embed * q),
+        Layer("blocks.attn.qkv", 3 * q * embed + (3 * q if shared.qkv_bias else 0), 3 * seen * embed * q),
         Layer("blocks.attn", 0, 2 * seen * keys * q),
         Layer("blocks.attn.relative", table, 0),
         Layer("blocks.attn.proj", q * embed + embed, seen * embed * q),
@@ -357,15 +359,15 @@ def block_rows(
     ]
 
 
-def outline_of(frame: WindowFrame, stages: Sequence[WindowStage]) -> list[dict[str, Any]]:
+def outline_of(shared: WindowSettings, stages: Sequence[WindowStage]) -> list[dict[str, Any]]:
     """Shape and cost of every block; blocks are counted within their stage, windows as they are after clipping."""
     rows = []
     for s, shape in enumerate(stages):
-        high, wide = frame.maps[s]
+        high, wide = shared.maps[s]
         for i, (window, heads, dim, ratio) in enumerate(
             zip(shape.window, shape.heads, shape.head_dim, shape.mlp, strict=True)
         ):
-            parts = block_rows(frame, s, shape.embed, window, heads, dim, ratio)
+            parts = block_rows(shared, s, shape.embed, window, heads, dim, ratio)
             rows.append(
                 {
                     "stage": s + 1,
@@ -387,34 +389,21 @@ def outline_of(frame: WindowFrame, stages: Sequence[WindowStage]) -> list[dict[s
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
-def checked(family: str, kind: type[AnyFrame], fixed: Mapping[str, Any]) -> AnyFrame:
+def window_settings(family: str, kind: type[AnySettings], data: Mapping[str, Any]) -> AnySettings:
     """The shared settings, typed; what no network of the family could have is refused."""
-    known = {f.name for f in fields(kind)}
-    for key in sorted(set(fixed) - known):
-        raise TailorError(f"The {family} family has no setting '{key}'; known: {', '.join(sorted(known))}.")
-    size = fixed.get("image_size", kind.image_size)
-    size = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    lists = {k: tuple(v) for k, v in fixed.items() if isinstance(v, list)}
-    frame = kind(**{**fixed, **lists, "image_size": size})
-    for f in fields(kind):
-        value = getattr(frame, f.name)
-        if f.type == "int" and (type(value) is not int or value < 1):
-            raise TailorError(f"The {family} setting '{f.name}' must be a positive whole number, not {value}.")
-    if not isinstance(frame.qkv_bias, bool):
-        raise TailorError(f"The {family} setting 'qkv_bias' must be true or false, not {frame.qkv_bias}.")
-    if not isinstance(frame.eps, float) or frame.eps <= 0:
-        raise TailorError(f"The {family} setting 'eps' must be a small positive number, not {frame.eps}.")
-    if len(size) != 2 or any(type(s) is not int or s < frame.patch or s % frame.patch for s in size):
+    shared = kind.read(family, data)
+    size = shared.image_size
+    if any(side < shared.patch or side % shared.patch for side in size):
         raise TailorError(
-            f"A {family} network needs image sides that are multiples of the patch {frame.patch}, not {list(size)}."
+            f"A {family} network needs image sides that are multiples of the patch {shared.patch}, not {list(size)}."
         )
-    for stage, sides in enumerate(frame.maps[: STAGES - 1], 1):
+    for stage, sides in enumerate(shared.maps[: STAGES - 1], 1):
         if min(sides) < 2:
             raise TailorError(
-                f"Images of {size[0]}x{size[1]} px with patch {frame.patch} leave {sides[0]}x{sides[1]} patches in"
+                f"Images of {size[0]}x{size[1]} px with patch {shared.patch} leave {sides[0]}x{sides[1]} patches in"
                 f" stage {stage}, which cannot be merged: a {family} network needs at least 5 patches a side."
             )
-    return frame
+    return shared
 
 
 def whole_numbers(family: str, name: str, value: Any, count: int) -> None:

@@ -18,6 +18,7 @@ from tailorvit.families.base import Maps
 from tailorvit.families.network import (
     NARROW_END,
     DropPath,
+    NetworkSettings,
     PlainNetwork,
     Sides,
     State,
@@ -136,7 +137,7 @@ STAGES = 4
 
 
 @dataclass(frozen=True)
-class WindowFrame:
+class WindowSettings(NetworkSettings):
     """What every windowed network has, whoever its family is."""
 
     image_size: Sides = (224, 224)
@@ -155,10 +156,6 @@ class WindowFrame:
             high, wide = -(-high // 2), -(-wide // 2)
             found.append((high, wide))
         return tuple(found)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -188,10 +185,10 @@ class WindowStage:
 class WindowPatches(nn.Module):
     """Patches to a normalised map."""
 
-    def __init__(self, frame: WindowFrame, embed: int) -> None:
+    def __init__(self, shared: WindowSettings, embed: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(frame.channels, embed, frame.patch, frame.patch)
-        self.norm = nn.LayerNorm(embed, frame.eps)
+        self.proj = nn.Conv2d(shared.channels, embed, shared.patch, shared.patch)
+        self.norm = nn.LayerNorm(embed, shared.eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, rows, columns, embed)."""
@@ -206,10 +203,10 @@ class WindowAttention(nn.Module):
     index: Tensor
     relative_position_bias_table: nn.Parameter | None
 
-    def __init__(self, frame: WindowFrame, cut: Cut, embed: int, heads: int, head_dim: int) -> None:
+    def __init__(self, shared: WindowSettings, cut: Cut, embed: int, heads: int, head_dim: int) -> None:
         super().__init__()
         self.cut, self.heads = cut, heads
-        self.qkv = nn.Linear(embed, 3 * heads * head_dim, bias=frame.qkv_bias)
+        self.qkv = nn.Linear(embed, 3 * heads * head_dim, bias=shared.qkv_bias)
         self.proj = nn.Linear(heads * head_dim, embed)
         down, across = cut.window
         self.register_buffer("mask", None, persistent=False)
@@ -244,12 +241,12 @@ class WindowAttention(nn.Module):
 class WindowBlock(nn.Module):
     """Pre-norm block on a map."""
 
-    def __init__(self, frame: WindowFrame, stage: int, block: int, shape: WindowStage, drop: float) -> None:
+    def __init__(self, shared: WindowSettings, stage: int, block: int, shape: WindowStage, drop: float) -> None:
         super().__init__()
-        embed, cut = shape.embed, Cut.of(frame.maps[stage], shape.window[block], block % 2 == 1)
-        self.norm1 = nn.LayerNorm(embed, frame.eps)
-        self.attn = WindowAttention(frame, cut, embed, shape.heads[block], shape.head_dim[block])
-        self.norm2 = nn.LayerNorm(embed, frame.eps)
+        embed, cut = shape.embed, Cut.of(shared.maps[stage], shape.window[block], block % 2 == 1)
+        self.norm1 = nn.LayerNorm(embed, shared.eps)
+        self.attn = WindowAttention(shared, cut, embed, shape.heads[block], shape.head_dim[block])
+        self.norm2 = nn.LayerNorm(embed, shared.eps)
         self.mlp = Mlp(embed, hidden_width(embed, shape.mlp[block]))
         self.drop_path = DropPath(drop)
 
@@ -270,9 +267,9 @@ def quarters(x: Tensor) -> Tensor:
 class WindowMerge(nn.Module):
     """Four neighbours become one position of the next stage's width."""
 
-    def __init__(self, frame: WindowFrame, before: int, embed: int) -> None:
+    def __init__(self, shared: WindowSettings, before: int, embed: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(4 * before, frame.eps)
+        self.norm = nn.LayerNorm(4 * before, shared.eps)
         self.reduction = nn.Linear(4 * before, embed, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -284,10 +281,12 @@ class WindowMerge(nn.Module):
 class WindowLayer(nn.Module):
     """One stage: merging (but for the first), then blocks."""
 
-    def __init__(self, frame: WindowFrame, stage: int, before: int, shape: WindowStage, rates: Sequence[float]) -> None:
+    def __init__(
+        self, shared: WindowSettings, stage: int, before: int, shape: WindowStage, rates: Sequence[float]
+    ) -> None:
         super().__init__()
-        self.downsample: nn.Module = WindowMerge(frame, before, shape.embed) if stage else nn.Identity()
-        self.blocks = nn.Sequential(*(WindowBlock(frame, stage, i, shape, rate) for i, rate in enumerate(rates)))
+        self.downsample: nn.Module = WindowMerge(shared, before, shape.embed) if stage else nn.Identity()
+        self.blocks = nn.Sequential(*(WindowBlock(shared, stage, i, shape, rate) for i, rate in enumerate(rates)))
 
     def forward(self, x: Tensor) -> Tensor:
         """A map to the next."""
@@ -313,24 +312,24 @@ class PlainWindowed(PlainNetwork):
     """A windowed network of one fixed architecture."""
 
     kind: ClassVar[str] = "windowed"
-    frame: WindowFrame
+    shared: WindowSettings
     head: WindowHead
 
     def __init__(
-        self, frame: WindowFrame, stages: Sequence[WindowStage], drop_path: Sequence[float] | float = 0.0
+        self, shared: WindowSettings, stages: Sequence[WindowStage], drop_path: Sequence[float] | float = 0.0
     ) -> None:
         super().__init__()
-        self.frame = WindowFrame(**{f.name: getattr(frame, f.name) for f in fields(WindowFrame)})
-        self.shapes, self.widths = tuple(stages), {"stages": [s.to_dict() for s in stages]}
+        self.shared = WindowSettings(**{f.name: getattr(shared, f.name) for f in fields(WindowSettings)})
+        self.shapes, self.shape = tuple(stages), {"stages": [s.to_dict() for s in stages]}
         rates = drop_rates(drop_path, sum(len(s.heads) for s in stages))
-        self.patch_embed = WindowPatches(frame, stages[0].embed)
+        self.patch_embed = WindowPatches(shared, stages[0].embed)
         self.layers = nn.Sequential()
         before, start = stages[0].embed, 0
         for i, shape in enumerate(stages):
             own = rates[start : start + len(shape.heads)]
-            self.layers.append(WindowLayer(frame, i, before, shape, own))
+            self.layers.append(WindowLayer(shared, i, before, shape, own))
             before, start = shape.embed, start + len(own)
-        self.norm = nn.LayerNorm(before, frame.eps)
+        self.norm = nn.LayerNorm(before, shared.eps)
         self.head = self.classifier()
         start_windows(self, before)
 
@@ -338,14 +337,14 @@ class PlainWindowed(PlainNetwork):
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainWindowed:
         """The network of these settings, freshly initialised."""
         fixed = {k: v for k, v in settings.items() if k != "stages"}
-        frame = WindowFrame(**{**fixed, "image_size": tuple(fixed["image_size"])})
-        return cls(frame, [WindowStage.from_dict(s) for s in settings["stages"]], drop_path)
+        shared = WindowSettings(**{**fixed, "image_size": tuple(fixed["image_size"])})
+        return cls(shared, [WindowStage.from_dict(s) for s in settings["stages"]], drop_path)
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         """Per stage: its name, channels and pixels a side of one position."""
         return [
-            {"module": f"layers.{i}", "num_chs": s.embed, "reduction": self.frame.patch * 2**i}
+            {"module": f"layers.{i}", "num_chs": s.embed, "reduction": self.shared.patch * 2**i}
             for i, s in enumerate(self.shapes)
         ]
 
@@ -391,12 +390,12 @@ class PlainWindowed(PlainNetwork):
 
     def suits(self, side: int) -> bool:
         """Whole patches, and maps that can be merged three times."""
-        maps = replace(self.frame, image_size=(side, side)).maps
-        return side % self.frame.patch == 0 and all(min(sides) > 1 for sides in maps[: STAGES - 1])
+        maps = replace(self.shared, image_size=(side, side)).maps
+        return side % self.shared.patch == 0 and all(min(sides) > 1 for sides in maps[: STAGES - 1])
 
     def size_rule(self) -> str:
         """What the sides must suit, in words."""
-        return f"patches of {self.frame.patch} px, at least 5 a side"
+        return f"patches of {self.shared.patch} px, at least 5 a side"
 
     def settings_at(self, size: Sides, windows: Windows) -> dict[str, Any]:
         """Windows that grow with the image, unless they are to stay."""
@@ -432,11 +431,11 @@ def scaled_windows(model: PlainWindowed, size: Sides) -> dict[int, int]:
     A window that covered its map covers the new one, whatever the rounding says. One number stays one number in all
     stages, as a Swin has only one. Sides that change differently count by the root of the area.
     """
-    down, across = (new / old for new, old in zip(size, model.frame.image_size, strict=True))
+    down, across = (new / old for new, old in zip(size, model.shared.image_size, strict=True))
     ratio = down if down == across else (down * across) ** 0.5
-    maps = replace(model.frame, image_size=size).maps
+    maps = replace(model.shared, image_size=size).maps
     found: dict[int, int] = {}
-    for shape, before, after in zip(model.shapes, model.frame.maps, maps, strict=True):
+    for shape, before, after in zip(model.shapes, model.shared.maps, maps, strict=True):
         for window in shape.window:
             least = max(after) if window >= max(before) else 1
             found[window] = max(int(window * ratio + 0.5), least, found.get(window, 1))

@@ -17,7 +17,6 @@ from tailorvit.families.windows.elastic import (
     ElasticWindows,
     Stages,
     block_rows,
-    checked,
     extract,
     head_rows,
     merge_rows,
@@ -25,9 +24,10 @@ from tailorvit.families.windows.elastic import (
     patch_for,
     stem_rows,
     whole_numbers,
+    window_settings,
     windows_for,
 )
-from tailorvit.families.windows.plain import STAGES, PlainWindowed, Sides, WindowFrame, WindowStage, attention
+from tailorvit.families.windows.plain import STAGES, PlainWindowed, Sides, WindowSettings, WindowStage, attention
 from tailorvit.space import Dim, Space
 
 # -- spaces and architectures ------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ ARCHS: Mapping[str, Named] = {
 def settle(size: Sides, params: float) -> dict[str, Any]:
     """Patch and window for an image size; fewer heads and blocks for budgets that the papers' do not fit."""
     patch = patch_for(size)
-    window = windows_for(WindowFrame(size, patch).maps[0])[0]
+    window = windows_for(WindowSettings(size, patch).maps[0])[0]
     heads, each = ((1, 2, 4, 4), 1) if params < 1e6 else ((2, 4, 8, 8), 2) if params < 1e7 else ((3, 6, 12, 12), 2)
     return {"patch": patch, "window": window, "heads": heads, "depths": (each,) * 3}
 
@@ -151,7 +151,7 @@ def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
 
 
 @dataclass(frozen=True)
-class SwinFrame(WindowFrame):
+class SwinSettings(WindowSettings):
     """What every member of a Swin space shares."""
 
     heads: tuple[int, ...] = (3, 6, 12, 12)  # S4's; Swin itself has 24 in the last stage
@@ -162,35 +162,35 @@ class SwinFrame(WindowFrame):
 # -- model ------------------------------------------------------------------------------------------------------------
 
 
-def _depth(frame: SwinFrame, stage: int, third: int) -> int:
-    return (frame.depths[0], frame.depths[1], third, frame.depths[2])[stage]
+def _depth(shared: SwinSettings, stage: int, third: int) -> int:
+    return (shared.depths[0], shared.depths[1], third, shared.depths[2])[stage]
 
 
-def _head_dim(frame: SwinFrame, stage: int, width: int) -> int:
-    heads = frame.heads[stage]
+def _head_dim(shared: SwinSettings, stage: int, width: int) -> int:
+    heads = shared.heads[stage]
     if width % heads:
         raise TailorError(f"Stage {stage + 1} of a swin is {width} wide, which {heads} heads cannot share equally.")
     return width // heads
 
 
-def stages_of(frame: SwinFrame, arch: Arch) -> Stages:
+def stages_of(shared: SwinSettings, arch: Arch) -> Stages:
     """The four stages of an architecture: widths d, 2d, 4d, 8d."""
     embed, ratio, third, found = int(arch.one("embed")), arch.one("mlp"), int(arch.one("depth.3")), []
     for s in range(STAGES):
-        width, n = embed * 2**s, _depth(frame, s, third)
-        dim = _head_dim(frame, s, width)
-        found.append(WindowStage(width, (frame.window,) * n, (frame.heads[s],) * n, (dim,) * n, (ratio,) * n))
+        width, n = embed * 2**s, _depth(shared, s, third)
+        dim = _head_dim(shared, s, width)
+        found.append(WindowStage(width, (shared.window,) * n, (shared.heads[s],) * n, (dim,) * n, (ratio,) * n))
     return tuple(found)
 
 
 def supernet(space: Space, drop_path: float = 0.0, execution: str = "auto") -> ElasticWindows:
     """The supernet of a space; it has one execution, whatever ``execution`` says."""
-    return ElasticWindows(space, frame_of(dict(space.fixed)), stages_of, drop_path)
+    return ElasticWindows(space, swin_settings(dict(space.fixed)), stages_of, drop_path)
 
 
-def build(frame: SwinFrame, arch: Arch, drop_path: Any = 0.0, execution: str = "auto") -> PlainWindowed:
+def build(shared: SwinSettings, arch: Arch, drop_path: Any = 0.0, execution: str = "auto") -> PlainWindowed:
     """The plain network of an architecture, freshly initialised."""
-    return PlainWindowed(frame, stages_of(frame, arch), drop_path)
+    return PlainWindowed(shared, stages_of(shared, arch), drop_path)
 
 
 # -- layer inventory --------------------------------------------------------------------------------------------------
@@ -208,32 +208,32 @@ def segments(arch: Arch) -> list[Hashable]:
     return [*found, ("head", d)]
 
 
-def layers(frame: SwinFrame, segment: Any) -> list[Layer]:
+def layers(shared: SwinSettings, segment: Any) -> list[Layer]:
     """Exact parameters and MACs of one segment."""
     kind, *rest = segment
     if kind == "stem":
-        return stem_rows(frame, int(rest[0]))
+        return stem_rows(shared, int(rest[0]))
     if kind == "head":
-        return head_rows(frame, int(rest[0]) * 2 ** (STAGES - 1))
+        return head_rows(shared, int(rest[0]) * 2 ** (STAGES - 1))
     if kind == "merge":
         s, d = rest
-        return merge_rows(frame, s, int(d) * 2 ** (s - 1), int(d) * 2**s)
+        return merge_rows(shared, s, int(d) * 2 ** (s - 1), int(d) * 2**s)
     s, d, ratio = rest if kind == "stage" else (2, *rest)
     width = int(d) * 2**s
-    rows = block_rows(frame, s, width, frame.window, frame.heads[s], _head_dim(frame, s, width), ratio)
-    times = _depth(frame, s, 1)
+    rows = block_rows(shared, s, width, shared.window, shared.heads[s], _head_dim(shared, s, width), ratio)
+    times = _depth(shared, s, 1)
     return [Layer(row.part, times * row.params, times * row.macs) for row in rows]
 
 
 # -- entry record -----------------------------------------------------------------------------------------------------
 
 
-def frame_of(fixed: Mapping[str, Any]) -> SwinFrame:
+def swin_settings(fixed: Mapping[str, Any]) -> SwinSettings:
     """Type and check the shared settings."""
-    frame = checked("swin", SwinFrame, fixed)
-    whole_numbers("swin", "heads", frame.heads, STAGES)
-    whole_numbers("swin", "depths", frame.depths, STAGES - 1)
-    return frame
+    shared = window_settings("swin", SwinSettings, fixed)
+    whole_numbers("swin", "heads", shared.heads, STAGES)
+    whole_numbers("swin", "depths", shared.depths, STAGES - 1)
+    return shared
 
 
 def resettle(arch: Arch, fixed: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Arch, dict[str, Any]]:
@@ -246,7 +246,7 @@ FAMILY = Family(
     summary="Swin with elastic depth of stage 3, width and MLP ratio; attention in shifted windows, heads fixed",
     paper="Swin (ICCV 2021), S4",
     genes=("depth.3", "mlp", "embed"),
-    frame=frame_of,
+    settings=swin_settings,
     arch=lambda data: swin_arch({k: v for k, v in data.items() if k != "family"}),
     segments=segments,
     layers=layers,
@@ -261,7 +261,7 @@ FAMILY = Family(
     settle=settle,
     shrink=shrink,
     tiny=TINY,
-    outline=lambda frame, arch: outline_of(frame, stages_of(frame, arch)),
+    outline=lambda shared, arch: outline_of(shared, stages_of(shared, arch)),
     attention=attention,
     resettle=resettle,
 )

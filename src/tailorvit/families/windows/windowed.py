@@ -17,16 +17,16 @@ from tailorvit.families.windows.elastic import (
     ElasticWindows,
     Stages,
     block_rows,
-    checked,
     extract,
     head_rows,
     merge_rows,
     outline_of,
     patch_for,
     stem_rows,
+    window_settings,
     windows_for,
 )
-from tailorvit.families.windows.plain import STAGES, PlainWindowed, Sides, WindowFrame, WindowStage, attention
+from tailorvit.families.windows.plain import STAGES, PlainWindowed, Sides, WindowSettings, WindowStage, attention
 from tailorvit.space import Dim, Space
 
 # -- spaces and architectures ------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def _depths(base: int) -> list[tuple[int, int, int, int]]:
 def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape, from small to large; a run starts in the last that fits."""
     dim = int(fixed["head_dim"])
-    maps = WindowFrame(tuple(fixed["image_size"]), int(fixed["patch"])).maps
+    maps = WindowSettings(tuple(fixed["image_size"]), int(fixed["patch"])).maps
     for base in _bases():
         for depths in _depths(base):
             rows = []
@@ -206,7 +206,7 @@ def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
 def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed networks from small to large: Swin's shape, MLP ratio 4, heads times head width near the width."""
     dim = int(fixed["head_dim"])
-    maps = WindowFrame(tuple(fixed["image_size"]), int(fixed["patch"])).maps
+    maps = WindowSettings(tuple(fixed["image_size"]), int(fixed["patch"])).maps
     for base in _bases():
         widths = [base * 2**s for s in range(STAGES)]
         genes = {
@@ -223,7 +223,7 @@ def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
 
 
 @dataclass(frozen=True)
-class WindowedFrame(WindowFrame):
+class WindowedSettings(WindowSettings):
     """What every member of a windowed space shares."""
 
     head_dim: int = 32
@@ -232,31 +232,31 @@ class WindowedFrame(WindowFrame):
 # -- model ------------------------------------------------------------------------------------------------------------
 
 
-def _heads(frame: WindowedFrame, qkv: Value) -> int:
-    if qkv % frame.head_dim:
-        raise TailorError(f"A Q-K-V width of {qkv} is not a whole number of heads {frame.head_dim} wide.")
-    return int(qkv) // frame.head_dim
+def _heads(shared: WindowedSettings, qkv: Value) -> int:
+    if qkv % shared.head_dim:
+        raise TailorError(f"A Q-K-V width of {qkv} is not a whole number of heads {shared.head_dim} wide.")
+    return int(qkv) // shared.head_dim
 
 
-def stages_of(frame: WindowedFrame, arch: Arch) -> Stages:
+def stages_of(shared: WindowedSettings, arch: Arch) -> Stages:
     """The four stages of an architecture."""
     found = []
     for s in range(1, STAGES + 1):
-        heads = tuple(_heads(frame, q) for q in arch.many(f"qkv.{s}"))
+        heads = tuple(_heads(shared, q) for q in arch.many(f"qkv.{s}"))
         windows = tuple(int(w) for w in arch.many(f"window.{s}"))
-        dims = (frame.head_dim,) * len(heads)
+        dims = (shared.head_dim,) * len(heads)
         found.append(WindowStage(int(arch.one(f"embed.{s}")), windows, heads, dims, arch.many(f"mlp.{s}")))
     return tuple(found)
 
 
 def supernet(space: Space, drop_path: float = 0.0, execution: str = "auto") -> ElasticWindows:
     """The supernet of a space; it has one execution, whatever ``execution`` says."""
-    return ElasticWindows(space, frame_of(dict(space.fixed)), stages_of, drop_path)
+    return ElasticWindows(space, windowed_settings(dict(space.fixed)), stages_of, drop_path)
 
 
-def build(frame: WindowedFrame, arch: Arch, drop_path: Any = 0.0, execution: str = "auto") -> PlainWindowed:
+def build(shared: WindowedSettings, arch: Arch, drop_path: Any = 0.0, execution: str = "auto") -> PlainWindowed:
     """The plain network of an architecture, freshly initialised."""
-    return PlainWindowed(frame, stages_of(frame, arch), drop_path)
+    return PlainWindowed(shared, stages_of(shared, arch), drop_path)
 
 
 # -- layer inventory --------------------------------------------------------------------------------------------------
@@ -275,26 +275,26 @@ def segments(arch: Arch) -> list[Hashable]:
     return [*found, ("head", before)]
 
 
-def layers(frame: WindowedFrame, segment: Any) -> list[Layer]:
+def layers(shared: WindowedSettings, segment: Any) -> list[Layer]:
     """Exact parameters and MACs of one segment."""
     kind, *rest = segment
     if kind == "stem":
-        return stem_rows(frame, int(rest[0]))
+        return stem_rows(shared, int(rest[0]))
     if kind == "head":
-        return head_rows(frame, int(rest[0]))
+        return head_rows(shared, int(rest[0]))
     if kind == "merge":
         s, before, embed = rest
-        return merge_rows(frame, s - 1, int(before), int(embed))
+        return merge_rows(shared, s - 1, int(before), int(embed))
     s, embed, window, qkv, ratio = rest
-    return block_rows(frame, s - 1, int(embed), int(window), _heads(frame, qkv), frame.head_dim, ratio)
+    return block_rows(shared, s - 1, int(embed), int(window), _heads(shared, qkv), shared.head_dim, ratio)
 
 
 # -- entry record -----------------------------------------------------------------------------------------------------
 
 
-def frame_of(fixed: Mapping[str, Any]) -> WindowedFrame:
+def windowed_settings(fixed: Mapping[str, Any]) -> WindowedSettings:
     """Type and check the shared settings."""
-    return checked("windowed", WindowedFrame, fixed)
+    return window_settings("windowed", WindowedSettings, fixed)
 
 
 def resettle(arch: Arch, fixed: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Arch, dict[str, Any]]:
@@ -308,7 +308,7 @@ FAMILY = Family(
     summary="four stages with elastic depth and width, and elastic window, Q-K-V and MLP ratio per block",
     paper="S3 (NeurIPS 2021)",
     genes=GENES,
-    frame=frame_of,
+    settings=windowed_settings,
     arch=lambda data: windowed_arch({k: v for k, v in data.items() if k != "family"}),
     segments=segments,
     layers=layers,
@@ -323,7 +323,7 @@ FAMILY = Family(
     settle=settle,
     shrink=shrink,
     tiny=TINY,
-    outline=lambda frame, arch: outline_of(frame, stages_of(frame, arch)),
+    outline=lambda shared, arch: outline_of(shared, stages_of(shared, arch)),
     attention=attention,
     uneven=("window",),
     resettle=resettle,
