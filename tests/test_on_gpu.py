@@ -145,7 +145,7 @@ def fresh(kind: str) -> tuple[nn.Module, Any]:
     seed_everything(0, "init")
     if kind == "supernet":
         return VIT.supernet(SPACE, 0.1), SinglePath(SPACE)
-    return VIT.build(VIT.settings(dict(SPACE.fixed)), SPACE.largest(), 0.1), Fixed()
+    return VIT.build(VIT.settings(dict(SPACE.settings)), SPACE.largest(), 0.1), Fixed()
 
 
 @pytest.mark.parametrize("kind", ["supernet", "plain"])
@@ -195,7 +195,9 @@ def test_gradients_of_a_plain_network_in_16_bits_are_those_of_float32(embed: int
     """At a large batch, since libraries choose their kernels by the shape."""
     torch.manual_seed(0)
     arch = Arch("vit", depth=3, embed=embed, heads=[heads] * 3, mlp=[3.0] * 3)
-    model = VIT.build(VIT.settings({**dict(SPACE.fixed), "head_dim": 32, "reach": 7, "patch": 4}), arch).cuda().train()
+    model = (
+        VIT.build(VIT.settings({**dict(SPACE.settings), "head_dim": 32, "reach": 7, "patch": 4}), arch).cuda().train()
+    )
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.05)
@@ -211,7 +213,7 @@ def test_gradients_of_a_plain_network_in_16_bits_are_those_of_float32(embed: int
 @pytest.mark.parametrize("compile", [False, True])
 def test_gradients_of_a_supernet_in_16_bits_are_those_of_float32_slices(compile: bool, qkv: str) -> None:
     torch.manual_seed(0)
-    model = VIT.supernet(SPACE.with_fixed(qkv=qkv)).cuda().train()
+    model = VIT.supernet(SPACE.with_settings(qkv=qkv)).cuda().train()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.05)
@@ -245,7 +247,7 @@ def test_a_killed_training_resumes_to_the_same_weights(kind: str, precision: str
 def test_every_family_trains_and_evaluates(name: str) -> None:
     entry = family(name)
     space = entry.shrink(next(iter(entry.spaces.values())))
-    shared = entry.shared(dict(space.fixed))
+    shared = entry.shared(dict(space.settings))
     images = Images(shared.channels, shared.image_size, 16)
     model = entry.supernet(space)
     trained(model, SinglePath(space), images, precision="bf16")

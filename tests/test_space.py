@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from space_tools import STAGED, VIT, both, chances, made_spaces, members, rng, round_trips, seeds
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
-from tailorvit.families import FAMILIES, named_space, with_fixed
+from tailorvit.families import FAMILIES, named_space, with_settings
 from tailorvit.space import Dim, Space
 
 # -- closure -----------------------------------------------------------------------------------------------------------
@@ -272,14 +272,14 @@ def test_spans_and_settings_from_a_recipe():
     space = Space.from_dict(tomllib.loads(text))
     assert space["mlp"].choices == (3.1, 3.2, 3.3, 3.4)
     assert space["depth"].shift == 1 and space["embed"].shift == 16
-    assert dict(space.fixed)["image_size"] == (32, 32)
+    assert dict(space.settings)["image_size"] == (32, 32)
     assert space.shift({"mlp": 3})["mlp"].choices == (3.4, 3.5, 3.6, 3.7)  # no binary drift
     round_trips(space)
 
 
 def test_fixed_settings_are_replaced_not_changed():
-    other = VIT.with_fixed(classes=7, patch=2)
-    assert dict(other.fixed) == {"classes": 7, "patch": 2} and dict(VIT.fixed) == {"classes": 10}
+    other = VIT.with_settings(classes=7, patch=2)
+    assert dict(other.settings) == {"classes": 7, "patch": 2} and dict(VIT.settings) == {"classes": 10}
     assert other != VIT and other.dims == VIT.dims
 
 
@@ -325,4 +325,4 @@ def test_counts_are_whole():
     for name in ("heads", "embed"):  # other genes are whole unless their family says otherwise
         dims = tuple(replace(d, choices=(2, 2.5, 3), minimum=0) if d.key == name else d for d in VIT.dims)
         with pytest.raises(TailorError, match=f"choices of dimension '{name}' must be whole numbers"):
-            with_fixed(replace(VIT, dims=dims))
+            with_settings(replace(VIT, dims=dims))

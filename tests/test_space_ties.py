@@ -179,7 +179,7 @@ def test_a_supernet_of_tied_widths_holds_every_member():
     small = named_space("windowed-8px")
     wide = {"embed.1": (8, 20), "embed.2": (20, 24)}
     dims = [replace(d, choices=wide[d.key], shift=1, minimum=1) if d.key in wide else d for d in small.dims]
-    space = Space("windowed", tuple(dims), small.fixed, (("embed.1", "embed.2"),))
+    space = Space("windowed", tuple(dims), small.settings, (("embed.1", "embed.2"),))
     model, draw = family("windowed").supernet(space).eval(), rng(0)
     seen = {space.sample(draw) for _ in range(8)}
     assert len({a["embed.1"] for a in seen}) == 2
@@ -200,10 +200,10 @@ def test_moves_drop_choices_that_have_no_partner_left():
 
 
 def test_ties_are_told_apart_from_no_ties():
-    free = Space(TIED.family, TIED.dims, TIED.fixed)
+    free = Space(TIED.family, TIED.dims, TIED.settings)
     assert free != TIED and "multiples" not in free.to_dict()
     assert TIED.to_dict()["multiples"] == [["heads.1", "heads.2"], ["heads.2", "heads.3"]]
-    assert TIED.shift({"base": 1}).with_fixed(classes=3).multiples == TIED.multiples
+    assert TIED.shift({"base": 1}).with_settings(classes=3).multiples == TIED.multiples
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def counting(quick: bool) -> dict[str, Any]:
     start = time.perf_counter()
     archs = [space.sample(rng) for _ in range(n)]
     sampling = time.perf_counter() - start
-    counter = Counter(space.family, dict(space.fixed))
+    counter = Counter(space.family, dict(space.settings))
     start = time.perf_counter()
     for arch in archs:
         counter.both(arch)

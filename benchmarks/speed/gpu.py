@@ -491,7 +491,7 @@ def growth(bench: Bench) -> None:
     points = []
     for size in () if "tokens" not in bench.curves else SIZES[:2] if bench.quick else SIZES:
         there = vit_space(bench, size) if not bench.quick else vit_space(bench, 224 if size > 96 else 96)
-        tokens = family(there.family).settings(dict(there.fixed)).tokens
+        tokens = family(there.family).settings(dict(there.settings)).tokens
         points.append(point(bench, there, middle(there), used, BATCH, "tokens", tokens))
     add_slope(bench, "step against tokens", used, points)
 
@@ -576,7 +576,7 @@ SMALL = {"img_size": 32, "embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (
 def swin_t_gmacs() -> float:
     """MACs of Swin-T by our own count of the same network."""
     named = named_arch("swin-t")
-    return Counter("swin", named.fixed).macs(named.arch) / 1e9
+    return Counter("swin", named.settings).macs(named.arch) / 1e9
 
 
 def timm_gmacs(x: Tensor, **options: Any) -> float:
@@ -598,7 +598,7 @@ def windowed_space(bench: Bench) -> Space:
 
 def nearest(space: Space, gmacs: float) -> Arch:
     """An architecture of about these MACs: the nearest of both ends and of 200 samples."""
-    counter, rng = Counter(space.family, dict(space.fixed)), generator(SEED, "gpu", "nearest")
+    counter, rng = Counter(space.family, dict(space.settings)), generator(SEED, "gpu", "nearest")
     archs = [space.smallest(), space.largest(), *(space.sample(rng) for _ in range(200))]
     return min(archs, key=lambda a: abs(counter.macs(a) / 1e9 - gmacs))
 

@@ -197,7 +197,7 @@ def architectures(space: Space, quick: bool) -> tuple[list[Arch], list[Arch]]:
 
 def sizes(space: Space, archs: Sequence[Arch]) -> Row:
     """Means over architectures, by the package's own exact counts."""
-    counter = Counter(space.family, dict(space.fixed))
+    counter = Counter(space.family, dict(space.settings))
     both = [counter.both(a) for a in archs]
     return {
         "params_m": statistics.mean(p for p, _ in both) / 1e6,
@@ -207,7 +207,7 @@ def sizes(space: Space, archs: Sequence[Arch]) -> Row:
 
 def inputs(bench: Bench, space: Space, batch: int) -> Images:
     """Random images and soft targets on the device: two sets, so that no step finds its images in the cache."""
-    shared = family(space.family).settings(dict(space.fixed))
+    shared = family(space.family).settings(dict(space.settings))
     return random_images(bench, batch, shared.channels, shared.image_size, shared.classes)
 
 

@@ -72,38 +72,40 @@ class _Labelled:
     labels: Ints
     splits: Mapping[str, Ints]
     fingerprint: str
-    pool: Any
+    images: Any
 
     def items(self, ids: Ints) -> Iterator[Item]:
         """The images; files are decoded later, by several threads, others come from a dataset that may not allow it."""
-        from tailorvit.data.images import to_image
-        from tailorvit.data.pools import ArrayPool
+        from tailorvit.data.images import ArrayImageSet
+        from tailorvit.portable import to_image
 
         for i in ids.tolist():
-            if self.pool.names is not None:
-                yield Item(self.pool.names[i], Path(self.pool.names[i]))
-            elif isinstance(self.pool, ArrayPool):
-                yield Item(f"item {i}", to_image(self.pool.images[i]))
+            if self.images.names is not None:
+                yield Item(self.images.names[i], Path(self.images.names[i]))
+            elif isinstance(self.images, ArrayImageSet):
+                yield Item(f"item {i}", to_image(self.images.images[i]))
             else:
-                yield Item(f"item {i}", self.pool.opener(i))
+                yield Item(f"item {i}", self.images.opener(i))
 
     def unreadable(self, split: str) -> list[tuple[str, str]]:
         """Files of the split that are in none because their header cannot be read, each with the reason."""
         if split == "all" or split not in self.splits:  # a run's own splits hold readable images only
-            return list(self.pool.skipped) if split == "all" else []
+            return list(self.images.skipped) if split == "all" else []
         root = Path(self.source).expanduser()
-        folder = Path(self.pool.names[self.splits[split][0]]).relative_to(root).parts[0] if self.pool.names else None
-        return [(name, why) for name, why in self.pool.skipped if Path(name).relative_to(root).parts[0] == folder]
+        folder = (
+            Path(self.images.names[self.splits[split][0]]).relative_to(root).parts[0] if self.images.names else None
+        )
+        return [(name, why) for name, why in self.images.skipped if Path(name).relative_to(root).parts[0] == folder]
 
 
 def _read_data(source: str) -> _Labelled:
     """Data in any form that ``tailorvit run --data`` takes."""
-    from tailorvit.data.sources import find
+    from tailorvit.data.sources import read_source
 
-    pool = find(source)
-    splits = {part: np.flatnonzero(pool.origin == part) for part in dict.fromkeys(pool.origin.tolist())}
-    splits["all"] = np.arange(len(pool.labels))
-    return _Labelled(source, pool.classes, pool.labels, splits, pool.fingerprint, pool)
+    images = read_source(source)
+    splits = {part: np.flatnonzero(images.origin == part) for part in dict.fromkeys(images.origin.tolist())}
+    splits["all"] = np.arange(len(images.labels))
+    return _Labelled(source, images.classes, images.labels, splits, images.fingerprint, images)
 
 
 def _run_splits(network: Path, data: _Labelled) -> dict[str, Ints]:

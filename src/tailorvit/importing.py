@@ -50,17 +50,17 @@ def import_checkpoint(
     from tailorvit.export import Card, save_network
     from tailorvit.export.base import require_free, whole_folder
 
-    architecture, fixed = read_arch(arch)
+    architecture, settings = read_arch(arch)
     if image_size is not None:
-        fixed["image_size"] = (image_size, image_size)
+        settings["image_size"] = (image_size, image_size)
     place = Path("networks") / Path(arch).stem if out is None else Path(out)
     require_free(place)
     state = read_state(path)
     loader = LOADERS[recognise(state)]
-    network = load_plain(state, architecture, fixed, label=f"'{arch}'")
+    network = load_plain(state, architecture, settings, label=f"'{arch}'")
     names = class_names(classes_file, int(network.num_classes))
-    fixed = {**fixed, **loader.fixed, "classes": len(names)}
-    counter = Counter(architecture.family, fixed)
+    settings = {**settings, **loader.settings, "classes": len(names)}
+    counter = Counter(architecture.family, settings)
     shared = counter.shared
     if shared.channels != len(IMAGENET.mean):
         raise TailorError(
@@ -83,7 +83,7 @@ def import_checkpoint(
         "margin": IMAGENET.margin,
     }
     with whole_folder(place) as beside:
-        save_network(beside, network, Card(architecture, fixed, names, preprocessing, facts))
+        save_network(beside, network, Card(architecture, settings, names, preprocessing, facts))
     shown = {"arch": arch, "summary": loader.summary, "classes": len(names), "tensors": len(state)}
     return Imported(place, {**facts, **shown})
 

@@ -14,7 +14,7 @@ from tailorvit.arch import Arch
 from tailorvit.config import recipe_names
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.errors import TailorError, unknown
-from tailorvit.families import FAMILIES, family, named_arch, named_space, with_fixed
+from tailorvit.families import FAMILIES, family, named_arch, named_space, with_settings
 from tailorvit.plugins import registries
 from tailorvit.rng import generator
 from tailorvit.space import Space
@@ -27,7 +27,7 @@ def read_arch(name: str) -> tuple[Arch, dict[str, Any]]:
         path = path / "result.json"
     if path.suffix != ".json" and not path.is_file():
         named = named_arch(name)
-        return named.arch, dict(named.fixed)
+        return named.arch, dict(named.settings)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -36,25 +36,28 @@ def read_arch(name: str) -> tuple[Arch, dict[str, Any]]:
         raise TailorError(f"'{name}' is not readable JSON: {error}.") from None
     if not isinstance(data, dict):
         raise TailorError(f"'{name}' must hold one architecture as a JSON object.")
-    genes = data["arch"] if isinstance(data.get("arch"), dict) else {k: v for k, v in data.items() if k != "fixed"}
-    if not isinstance(data.get("fixed", {}), dict):
-        raise TailorError(f"'fixed' in '{name}' must be an object of shared settings, not {data['fixed']!r}.")
-    return family(str(genes.get("family", "vit"))).arch(genes), dict(data.get("fixed", {}))
+    settings = data.get("settings", data.get("fixed", {}))  # "fixed" until 0.1
+    genes = data["arch"] if isinstance(data.get("arch"), dict) else data
+    if not isinstance(settings, dict):
+        raise TailorError(f"'settings' in '{name}' must be an object of shared settings, not {settings!r}.")
+    genes = {k: v for k, v in genes.items() if k not in ("settings", "fixed")}
+    return family(str(genes.get("family", "vit"))).arch(genes), dict(settings)
 
 
 def cost(
     name: str, *, classes: int | None = None, image_size: int | None = None, measure: bool = False, batch: int = 1
 ) -> dict[str, Any]:
     """Exact parameters and MACs of a named architecture or an ARCH.json, per part; latency and memory on request."""
-    arch, fixed = read_arch(name)
-    fixed.update({k: v for k, v in (("classes", classes), ("image_size", image_size)) if v is not None})
-    counter = Counter(arch.family, fixed)
+    arch, settings = read_arch(name)
+    settings.update({k: v for k, v in (("classes", classes), ("image_size", image_size)) if v is not None})
+    counter = Counter(arch.family, settings)
     params, macs = counter.both(arch)
     shared = counter.shared.to_dict()
     answer = {
         "name": name,
         "arch": arch.to_dict(),
-        "fixed": shared,
+        "settings": shared,
+        "fixed": shared,  # the name of the key until 0.1
         "params": params,
         "macs": macs,
         "flops": 2 * macs,
@@ -95,11 +98,13 @@ def space_info(
     samples: int = 2000,
 ) -> dict[str, Any]:
     """Dimensions, number of architectures, smallest, typical and largest cost, and the share within the limits."""
-    space = with_fixed(read_space(name), classes=classes, image_size=image_size)
+    space = with_settings(read_space(name), classes=classes, image_size=image_size)
     meter = Meter.for_space(space, Limits.of(**(limits or {})))
     rng = generator(0, "typical")
     drawn = [space.sample(rng) for _ in range(samples)]
     middle = sorted(drawn, key=meter.counter.params)[samples // 2]
+
+    settings = {k: list(v) if isinstance(v, tuple) else v for k, v in space.settings}
 
     def sized(arch: Any) -> dict[str, Any]:
         params, macs = meter.counter.both(arch)
@@ -108,7 +113,8 @@ def space_info(
     return {
         "name": name,
         "family": space.family,
-        "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in space.fixed},
+        "settings": settings,
+        "fixed": settings,  # the name of the key until 0.1
         "dims": {d.key: d.to_dict() for d in space.dims},
         "count": space.count(),
         **(
@@ -146,7 +152,7 @@ def _tables() -> dict[str, Callable[[], list[dict[str, Any]]]]:
             for n, s in f.spaces.items()
         ],
         "archs": lambda: [
-            {"name": n, "family": f.name, "summary": a.source, "params": Counter(f.name, a.fixed).params(a.arch)}
+            {"name": n, "family": f.name, "summary": a.source, "params": Counter(f.name, a.settings).params(a.arch)}
             for f in FAMILIES.working()
             for n, a in f.archs.items()
         ],

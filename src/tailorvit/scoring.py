@@ -12,7 +12,7 @@ from tailorvit.arch import Arch
 from tailorvit.costs import Limits, Meter
 from tailorvit.data import open_data
 from tailorvit.errors import TailorError, unknown
-from tailorvit.families import FAMILIES, family, with_fixed
+from tailorvit.families import FAMILIES, family, with_settings
 from tailorvit.families.base import around
 from tailorvit.lookup import read_arch, read_space
 from tailorvit.proxies import ProxySettings, Scored, proxy
@@ -45,11 +45,11 @@ def score(
         if settings.batch is not None and settings.batch < p.least_batch:
             raise TailorError(f"{p.name} needs a batch of at least {p.least_batch}, not {settings.batch}.")
     space, arch = _space_of(name)
-    space = with_fixed(space, classes=classes, image_size=settings.image_size)
+    space = with_settings(space, classes=classes, image_size=settings.image_size)
     images = None
     if data is not None:
-        fixed, images = _images(data, space, settings.batch or 64, seed)
-        space = with_fixed(space, **fixed)
+        shared, images = _images(data, space, settings.batch or 64, seed)
+        space = with_settings(space, **shared)
     elif not settings.noise and any(p.needs == "images" for p in proxies):
         wanted = ", ".join(p.name for p in proxies if p.needs == "images")
         raise TailorError(f"{wanted} needs images and labels: add --data SOURCE, or --noise for random ones.")
@@ -74,7 +74,7 @@ def score(
     return {
         "name": name,
         "family": space.family,
-        "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in space.fixed},
+        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in space.settings},
         "proxies": [{"name": p.name, "higher": p.higher, "summary": p.summary} for p in proxies],
         "inits": settings.inits,
         "seed": seed,
@@ -92,15 +92,15 @@ def _space_of(name: str) -> tuple[Space, Arch | None]:
     archs = {n for f in FAMILIES.values() for n in f.archs}
     if name not in archs and not name.endswith(".json"):
         raise unknown("architecture or space", name, {*archs, *spaces})
-    arch, fixed = read_arch(name)
-    return Space(arch.family, around(arch), tuple(fixed.items())), arch
+    arch, shared = read_arch(name)
+    return Space(arch.family, around(arch), tuple(shared.items())), arch
 
 
 def _images(source: str, space: Space, batch: int, seed: int) -> tuple[dict[str, Any], tuple[Tensor, Tensor]]:
     """A batch of training images, spread over the classes, and the settings that follow from them."""
     if family(space.family).plain.takes_features:
         raise TailorError(f"A {space.family} is scored on noise in place of trunk features: leave --data out.")
-    size = family(space.family).settings(dict(space.fixed)).image_size
+    size = family(space.family).settings(dict(space.settings)).image_size
     data = open_data(source, seed=seed, image_size=size, limit=batch)
     return {"classes": len(data.classes), "channels": data.channels}, next(data.eval_batches("train", batch))
 

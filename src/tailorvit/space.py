@@ -20,22 +20,22 @@ __all__ = ["Dim", "Scope", "Space"]
 
 @dataclass(frozen=True)
 class Space:
-    """A set of architectures: ordered dimensions plus what all members share (``fixed``: image, classes, ...).
+    """A set of architectures: ordered dimensions plus what all its networks share (``settings``: image size, classes, ...).
 
     ``multiples``: pairs (a, b); b's value is a multiple of a's in every member. Choices that fit none are dropped.
     """
 
     family: str
     dims: tuple[Dim, ...]
-    fixed: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
     multiples: tuple[tuple[str, str], ...] = ()
     _by_key: dict[str, Dim] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
     _tied: dict[str, Ties] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        fixed = dict(self.fixed)
-        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(fixed.items()))
-        object.__setattr__(self, "fixed", frozen)
+        settings = dict(self.settings)
+        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(settings.items()))
+        object.__setattr__(self, "settings", frozen)
         object.__setattr__(self, "_by_key", {d.key: d for d in self.dims})
         if len(self._by_key) != len(self.dims):
             raise TailorError("A space may name each dimension once only.")
@@ -273,9 +273,9 @@ class Space:
                 raise TailorError(f"Dimension '{key}' would lose choices by this move: they would divide no partner.")
         return moved
 
-    def with_fixed(self, **fixed: Any) -> Space:
+    def with_settings(self, **settings: Any) -> Space:
         """The same choices around other shared settings (classes, image size, ...)."""
-        return replace(self, fixed=tuple({**dict(self.fixed), **fixed}.items()))
+        return replace(self, settings=tuple({**dict(self.settings), **settings}.items()))
 
     def difference(self, other: Space) -> str:
         """What moved between two spaces, in words: ``depth 12-14 -> 11-13, embed 336-384 -> 312-360``."""
@@ -290,26 +290,27 @@ class Space:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that reads back to an equal space."""
-        fixed = {k: list(v) if isinstance(v, tuple) else v for k, v in self.fixed}
+        settings = {k: list(v) if isinstance(v, tuple) else v for k, v in self.settings}
         ties = {"multiples": [list(pair) for pair in self.multiples]} if self.multiples else {}
-        return {"family": self.family, "fixed": fixed, "dims": {d.key: d.to_dict() for d in self.dims}, **ties}
+        return {"family": self.family, "settings": settings, "dims": {d.key: d.to_dict() for d in self.dims}, **ties}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Space:
         """Read :meth:`to_dict`'s form (also what a recipe's inline ``[space]`` table holds)."""
-        for key in sorted(set(data) - {"family", "fixed", "dims", "multiples"}):
-            raise TailorError(f"A space has no key '{key}'; it has family, fixed and dims, or multiples besides.")
+        data = {"settings" if key == "fixed" else key: value for key, value in data.items()}  # its name until 0.1
+        for key in sorted(set(data) - {"family", "settings", "dims", "multiples"}):
+            raise TailorError(f"A space has no key '{key}'; it has family, settings and dims, or multiples besides.")
         if "family" not in data or not data.get("dims"):
             raise TailorError("A space needs a 'family' and at least one dimension in 'dims'.")
-        for what in ("dims", "fixed"):
+        for what in ("dims", "settings"):
             if not isinstance(data.get(what, {}), Mapping):
                 raise TailorError(f"'{what}' of a space is a table, not {data[what]!r}.")
         for key, value in data["dims"].items():
             if not isinstance(value, Mapping):
                 raise TailorError(f"Dimension '{key}' is a table with 'choices', not {value!r}.")
         dims = tuple(Dim.from_dict(k, v) for k, v in data["dims"].items())
-        fixed = tuple(dict(data.get("fixed", {})).items())
-        return cls(str(data["family"]), dims, fixed, pairs_of(data.get("multiples", ())))
+        settings = tuple(dict(data.get("settings", {})).items())
+        return cls(str(data["family"]), dims, settings, pairs_of(data.get("multiples", ())))
 
 
 def _choose(options: tuple[Any, ...], rng: np.random.Generator) -> Any:

@@ -14,7 +14,7 @@ from tailorvit.rng import generator
 # Four heads of 16 and so 64 channels, of which the space uses at most 56: as 240 of 256 in the released T.
 SMALL = {"heads": 4, "depth": 5, "ratio": 3, "head_dim": 16, "side": 4, "patch": 2, "channels": 1, "reach": 3}
 SPACE = named_space("vit-8px", eps=1e-5)
-FIXED = {**dict(SPACE.fixed), "eps": 1e-5}
+FIXED = {**dict(SPACE.settings), "eps": 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_every_sub_network_of_the_supernet_is_the_released_one(state, x):
 def test_the_aligned_layout_would_be_wrong(state, x):
     """The bias alone decides: with it at zero the rows could be put in order once and for all."""
     model, arch = load_supernet(state, SPACE), SPACE.smallest()
-    aligned = family("vit").supernet(SPACE.with_fixed(classes=7)).eval()
+    aligned = family("vit").supernet(SPACE.with_settings(classes=7)).eval()
     aligned.load_state_dict(
         {k: v.unflatten(0, (3, 4, 16)) if k.endswith("qkv_bias") else v for k, v in model.state_dict().items()}
     )
@@ -102,15 +102,15 @@ def test_the_larger_ones_fit(name, heads, depth):
 
 @torch.no_grad()
 def test_the_norms_have_the_released_eps_whatever_the_space_says(state, x):
-    other = SPACE.with_fixed(eps=0.1)
+    other = SPACE.with_settings(eps=0.1)
     model, arch = load_supernet(state, other), archs()[2]
-    assert model.shared.eps == 1e-5 and dict(model.space.fixed)["eps"] == 1e-5 and dict(other.fixed)["eps"] == 0.1
+    assert model.shared.eps == 1e-5 and dict(model.space.settings)["eps"] == 1e-5 and dict(other.settings)["eps"] == 0.1
     network = load_plain(state, arch, {**FIXED, "eps": 0.1})
     assert network.settings["eps"] == 1e-5
     expected = reference(state, x, arch)
     for output in (model(x, arch), network(x), family("vit").extract(model, arch)(x)):
         torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
-    wrong = family("vit").supernet(model.space.with_fixed(eps=0.1)).eval()
+    wrong = family("vit").supernet(model.space.with_settings(eps=0.1)).eval()
     wrong.load_state_dict(model.state_dict())
     assert (wrong(x, arch) - expected).abs().max() > 1e-2, "another eps would show"
 

@@ -76,12 +76,12 @@ def test_an_imported_autoformer_has_the_released_eps(here, released, eps):
     (here / "other.json").write_text(json.dumps({**ARCH, "fixed": fixed}))
     import_checkpoint("supernet.pth", "other.json", out="net")
     network = tailorvit.load(here / "net")
-    assert network.card.fixed["eps"] == network.model.settings["eps"] == 1e-5
+    assert network.card.settings["eps"] == network.model.settings["eps"] == 1e-5
 
 
 def test_a_named_architecture_and_its_place(here):
     named = named_arch("deit-ti")
-    model = family("vit").build(family("vit").settings({**named.fixed, "classes": 4}), named.arch)
+    model = family("vit").build(family("vit").settings({**named.settings, "classes": 4}), named.arch)
     save_file(model.state_dict(), here / "deit.safetensors")
     done = command("deit.safetensors", "--as", "deit-ti", "--json")
     facts = json.loads(done.output)
@@ -89,7 +89,7 @@ def test_a_named_architecture_and_its_place(here):
     assert facts["params"] == sum(p.numel() for p in model.parameters()) and facts["macs"] > 1e9
     network = tailorvit.load(here / "networks" / "deit-ti")
     assert network.card.classes == ("class 0", "class 1", "class 2", "class 3")
-    assert network.card.fixed["classes"] == 4 and network.card.shape == (3, 224, 224)
+    assert network.card.settings["classes"] == 4 and network.card.shape == (3, 224, 224)
     with pytest.raises(TailorError, match="holds files that no export wrote"):
         import_checkpoint("deit.safetensors", "deit-ti")
 

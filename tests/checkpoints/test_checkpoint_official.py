@@ -8,13 +8,13 @@ import torch
 from tailorvit.costs import Counter
 from tailorvit.elastic.slicing import Width, prefix, thirds
 from tailorvit.errors import TailorError
-from tailorvit.families import family, named_space, with_fixed
+from tailorvit.families import family, named_space, with_settings
 from tailorvit.rng import generator
 from tailorvit.train import TrainSettings
 from tailorvit.train.optim import make_optimizer
 
-SPACE = with_fixed(named_space("vit-8px"), qkv="official")
-COUNT = Counter("vit", dict(SPACE.fixed))
+SPACE = with_settings(named_space("vit-8px"), qkv="official")
+COUNT = Counter("vit", dict(SPACE.settings))
 
 
 @pytest.fixture
@@ -114,4 +114,4 @@ def test_it_trains(model, freeze):
 
 def test_an_unknown_layout_is_refused():
     with pytest.raises(TailorError, match="'qkv' must be aligned or official, not 'mixed'"):
-        with_fixed(SPACE, qkv="mixed")
+        with_settings(SPACE, qkv="mixed")

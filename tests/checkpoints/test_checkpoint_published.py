@@ -89,7 +89,7 @@ def old_names(state):
 def own_state(name, **fixed):
     named = named_arch(name)
     record = FAMILIES[named.arch.family]
-    return record.build(record.settings({**named.fixed, "classes": 5, **fixed}), named.arch).state_dict()
+    return record.build(record.settings({**named.settings, "classes": 5, **fixed}), named.arch).state_dict()
 
 
 @pytest.mark.parametrize("name", ["swin-t", "pit-ti"])

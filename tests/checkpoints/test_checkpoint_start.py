@@ -86,7 +86,7 @@ def test_the_space_gets_the_eps_of_the_file(tmp_path, file):
     from tailorvit.arch import Arch
     from tailorvit.config import parse_recipe
 
-    result = run(tmp_path, recipe(file, space=SPACE.with_fixed(eps=0.1).to_dict()))
+    result = run(tmp_path, recipe(file, space=SPACE.with_settings(eps=0.1).to_dict()))
     network, arch = load(tmp_path / "run"), Arch.from_dict(result["arch"])
     assert network.model.settings["eps"] == 1e-5 and result["fixed"]["eps"] == 1e-5
     x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -139,7 +139,7 @@ def test_colour_images_are_normalised_as_in_the_papers(tmp_path):
     data = SimpleNamespace(channels=3, classes=["a", "b"], mean=(0.1,) * 3, std=(1.0,) * 3)
     torch.save(autoformer_state(classes=2, **{**SIZES, "channels": 3}), tmp_path / "x.pth")
     config = configure({"method": "autoformer", "start": {"supernet": str(tmp_path / "x.pth")}})
-    space = with_supernet(config, data, SPACE.with_fixed(channels=3))
+    space = with_supernet(config, data, SPACE.with_settings(channels=3))
     assert (data.mean, data.std) == (IMAGENET.mean, IMAGENET.std)
-    assert dict(space.fixed)["qkv"] == "official" and dict(space.fixed)["classes"] == 2
+    assert dict(space.settings)["qkv"] == "official" and dict(space.settings)["classes"] == 2
     assert with_supernet(configure({"method": "autoformer"}), data, SPACE) is SPACE

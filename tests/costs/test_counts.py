@@ -12,7 +12,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch, named_space
 from tailorvit.families.vit.spaces import vit_arch
 
-PAPER = dict(named_space("autoformer-s").fixed)
+PAPER = dict(named_space("autoformer-s").settings)
 
 
 def counter(**fixed):
@@ -21,7 +21,7 @@ def counter(**fixed):
 
 def counter_of(name):
     named = named_arch(name)
-    return Counter("vit", named.fixed), named.arch
+    return Counter("vit", named.settings), named.arch
 
 
 # -- test vectors -----------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_number_of_architectures(name, count, text):
 )
 def test_ranges(name, classes, params, none, dense):
     space = named_space(name, classes=classes)
-    count = Counter("vit", dict(space.fixed))
+    count = Counter("vit", dict(space.settings))
     ends = (space.smallest(), space.largest())
     assert tuple(round(count.params(a) / 1e6, 2) for a in ends) == params
     for reading, expected in (("macs_none", none), ("macs_dense", dense)):
@@ -120,7 +120,7 @@ def test_ranges(name, classes, params, none, dense):
 
 def test_s4_initial_space_and_its_legal_neighbours():
     space = named_space("s4-vit", classes=200)
-    count = Counter("vit", dict(space.fixed))
+    count = Counter("vit", dict(space.settings))
     assert count.params(space.largest()) == 36430664
 
     def legal(start, nonpositive):

@@ -20,7 +20,7 @@ def archs_of(space: Space, count: int) -> list:
 
 
 SPACE = named_space("vit-8px")
-COUNTER = Counter("vit", dict(SPACE.fixed))
+COUNTER = Counter("vit", dict(SPACE.settings))
 ARCHS = archs_of(SPACE, 120)
 
 
@@ -58,7 +58,7 @@ def test_the_error_is_that_of_architectures_never_fit_and_check():
 
 def test_the_same_measurements_give_the_same_predictor():
     seconds = [clock(a, 0.1) for a in ARCHS]
-    one, two = (fit_and_check(Counter("vit", dict(SPACE.fixed)), ARCHS, seconds, 30) for _ in range(2))
+    one, two = (fit_and_check(Counter("vit", dict(SPACE.settings)), ARCHS, seconds, 30) for _ in range(2))
     assert one[1] == two[1] and all(one[0](a) == two[0](a) for a in ARCHS)
 
 
@@ -83,7 +83,7 @@ def test_alike_latencies_have_no_ranks():
 @pytest.mark.parametrize("name", sorted(n for f in FAMILIES.values() for n in f.spaces))
 def test_features_have_one_shape_in_every_family(name):
     space = named_space(name)
-    counter = Counter(space.family, dict(space.fixed))
+    counter = Counter(space.family, dict(space.settings))
     rows = np.stack([features(counter, a) for a in archs_of(space, 20)])
     assert np.isfinite(rows).all() and rows.shape[1] == 3 + len(space.largest())
 

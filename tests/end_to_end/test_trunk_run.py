@@ -110,7 +110,7 @@ def test_the_network_taken_away_is_self_contained(whole, tmp_path):
     again.load_state_dict(network.model.state_dict())
     x = torch.randn(2, 1, 8, 8)
     assert torch.equal(again(x), network(x))
-    assert build_network("ladder", network.model.settings, in_chans=3).trunk.shape.channels == 3
+    assert build_network("ladder", network.model.settings, in_chans=3).trunk.design.channels == 3
     with pytest.raises(ValueError, match=r"takes images of \[8, 8\]"):
         build_network("ladder", network.model.settings, img_size=(17, 32))
 

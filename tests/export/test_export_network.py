@@ -165,7 +165,7 @@ def test_files_and_folders_that_hold_no_image(folder, tmp_path):
 def test_every_family_has_a_plain_network_that_settings_rebuild(name):
     record = family(name)
     space = next(iter(record.spaces.values()))
-    model = record.build(record.settings(dict(space.fixed)), space.smallest())
+    model = record.build(record.settings(dict(space.settings)), space.smallest())
     settings = json.loads(json.dumps(model.settings))
     rebuilt = plain_class(name).from_settings(settings)
     assert rebuilt.settings == model.settings

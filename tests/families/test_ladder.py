@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tailorvit import cli
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.errors import TailorError
-from tailorvit.families import FAMILIES, named_arch, named_space, with_fixed
+from tailorvit.families import FAMILIES, named_arch, named_space, with_settings
 from tailorvit.families.ladder.family import FAMILY as LADDER
 from tailorvit.families.ladder.spaces import ladder_arch
 from tailorvit.methods.s4 import tell_idle_limit
@@ -83,8 +83,8 @@ def test_named_architectures():
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_counts_are_those_of_the_built_network(design):
-    space = with_fixed(named_space("ladder-8px"), design=design, image_size=(10, 22))
-    count, rng = Counter("ladder", dict(space.fixed)), generator(0, "ladder")
+    space = with_settings(named_space("ladder-8px"), design=design, image_size=(10, 22))
+    count, rng = Counter("ladder", dict(space.settings)), generator(0, "ladder")
     for arch in [space.smallest(), space.largest(), *(space.sample(rng) for _ in range(4))]:
         with torch.device("meta"):
             model = LADDER.build(count.shared, arch).eval()
@@ -104,17 +104,17 @@ def test_depth_never_exceeds_the_taps():
         space.shift({"depth": 1})
     found = moves(space, Meter.for_space(space, Limits.of(max_params="1M")))
     assert found and all(m.space["depth"].high <= 4 for m in found)
-    wide = with_fixed(space, channels=6)
+    wide = with_settings(space, channels=6)
     assert len(moves(wide, Meter.for_space(wide))) > len(found)
     with pytest.raises(TailorError, match="depth 4, the trunk gives 3 taps"):
-        with_fixed(space, channels=3)
+        with_settings(space, channels=3)
     inline = Space(
         "ladder", tuple(Dim.from_dict(d.key, {"choices": list(d.choices), "scope": d.scope}) for d in space.dims)
     )
-    assert with_fixed(inline, **dict(space.fixed))["depth"].maximum == 4
+    assert with_settings(inline, **dict(space.settings))["depth"].maximum == 4
     for count in (
-        lambda a: Counter("ladder", dict(space.fixed)).params(a),
-        lambda a: LADDER.build(LADDER.settings(dict(space.fixed)), a),
+        lambda a: Counter("ladder", dict(space.settings)).params(a),
+        lambda a: LADDER.build(LADDER.settings(dict(space.settings)), a),
     ):
         with pytest.raises(TailorError, match="depth 5 is more than the 4 taps"):
             count(ladder_arch(24, 2, 2, 5))
@@ -129,7 +129,7 @@ def test_s3_moves_depth_as_far_as_the_taps_allow():
 
 
 def test_evl_is_as_wide_as_its_trunk():
-    space = with_fixed(named_space("s4-clip-evl"), image_size=(50, 512))
+    space = with_settings(named_space("s4-clip-evl"), image_size=(50, 512))
     assert space["embed"].choices == (512,)
     assert all(m.space["embed"].choices == (512,) for m in moves(space, Meter.for_space(space)))
     with pytest.raises(TailorError, match="embed must be 24, not 16"):
@@ -200,6 +200,6 @@ def test_automatic_shapes_fit_the_trunk(design, taps):
 @pytest.mark.parametrize("name", sorted(LADDER.spaces))
 def test_shrunk_spaces_suit_the_tiny_trunk(name):
     small = LADDER.shrink(named_space(name))
-    assert dict(small.fixed)["image_size"] == (17, 32) and small["depth"].maximum == 4
+    assert dict(small.settings)["image_size"] == (17, 32) and small["depth"].maximum == 4
     assert small.keys == named_space(name).keys
-    assert Counter("ladder", dict(small.fixed)).params(small.largest()) < 60_000
+    assert Counter("ladder", dict(small.settings)).params(small.largest()) < 60_000

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tailorvit.families import named_space, plain_class, with_fixed
+from tailorvit.families import named_space, plain_class, with_settings
 from tailorvit.families.ladder.elastic import ElasticLadder
 from tailorvit.families.ladder.family import FAMILY as LADDER
 from tailorvit.families.ladder.plain import PlainLadder
@@ -101,9 +101,9 @@ def test_a_rung_belongs_to_its_trunk_layer_at_every_depth():
 
 
 def test_gates_start_half_open_and_dropout_works_in_training():
-    lst = ElasticLadder(with_fixed(named_space("ladder-8px"), design="lst"))
+    lst = ElasticLadder(with_settings(named_space("ladder-8px"), design="lst"))
     assert all(tap.alpha.item() == 0 for tap in lst.taps)
-    space = with_fixed(named_space("ladder-8px"), mlp_dropout=0.5, head_dropout=0.5)
+    space = with_settings(named_space("ladder-8px"), mlp_dropout=0.5, head_dropout=0.5)
     torch.manual_seed(0)
     elastic = ElasticLadder(space)
     for model in (elastic, LADDER.extract(elastic, space.smallest())):

@@ -13,7 +13,7 @@ from tailorvit.cli import app
 from tailorvit.costs import Counter
 from tailorvit.elastic.slicing import prefix
 from tailorvit.errors import TailorError
-from tailorvit.families import FAMILIES, family, named_arch, named_space, plain_class, with_fixed
+from tailorvit.families import FAMILIES, family, named_arch, named_space, plain_class, with_settings
 from tailorvit.families.pit.elastic import ElasticPiT
 from tailorvit.families.pit.plain import PitSettings, PlainPiT, pit_settings
 from tailorvit.families.pit.spaces import SPACES, pit_arch, settle
@@ -68,7 +68,7 @@ def test_the_command_line_tells_costs_and_spaces():
 def test_spaces_count_and_range(name, least, most):
     space = named_space(name)
     assert space.count() == 4_320 and space.count(tied=False) == 11_664
-    count = Counter("pit", {**dict(space.fixed), "classes": 1000})
+    count = Counter("pit", {**dict(space.settings), "classes": 1000})
     assert count.params(space.smallest()) == pytest.approx(least, rel=0.04)
     assert count.params(space.largest()) == pytest.approx(most, rel=0.001)
 
@@ -96,7 +96,7 @@ def test_timm_weights_load_and_give_the_same(name):
     for p in theirs.parameters():  # biases and norms at birth would hide a mix-up
         p.add_(0.02 * torch.randn_like(p))
     named = named_arch(f"pit-{name}")
-    ours = PIT.build(PIT.settings(named.fixed), named.arch).eval()
+    ours = PIT.build(PIT.settings(named.settings), named.arch).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(1, 3, 224, 224)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-4, rtol=1e-4)
@@ -154,7 +154,7 @@ def test_starts():
     assert float(official.transformers[1].pool.conv.weight.detach().std()) == pytest.approx(1, abs=0.3)
     assert float(official.head.weight.detach().std()) < 0.03
     space = named_space("pit-8px")
-    elastic, plain = ElasticPiT(space), PIT.build(PIT.settings(dict(space.fixed)), space.largest())
+    elastic, plain = ElasticPiT(space), PIT.build(PIT.settings(dict(space.settings)), space.largest())
     for name, p in plain.named_parameters():  # the supernet starts as the plain network does
         twin = dict(elastic.named_parameters())[name]
         assert twin.numel() == p.numel()
@@ -254,7 +254,7 @@ def test_a_network_the_supernet_cannot_hold_is_refused():
     with pytest.raises(TailorError, match="no multiple of 2"):
         model(x, space.largest().replace(**{"heads.2": 1}))
     with pytest.raises(TailorError, match="no multiple of"):
-        Counter("pit", dict(space.fixed)).params(space.largest().replace(**{"heads.2": 1}))
+        Counter("pit", dict(space.settings)).params(space.largest().replace(**{"heads.2": 1}))
 
 
 # -- settings and small forms -----------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_the_papers_cut_is_what_224_gets():
 
 @torch.no_grad()
 def test_384_px_and_one_channel_run():
-    space = with_fixed(named_space("pit-8px"), image_size=(384, 384), patch=32, stride=16)
+    space = with_settings(named_space("pit-8px"), image_size=(384, 384), patch=32, stride=16)
     model = ElasticPiT(space).eval()
     assert model(torch.zeros(1, 1, 384, 384), space.smallest()).shape == (1, 10)
 
@@ -285,7 +285,7 @@ def test_shrunk_spaces_are_small_and_tied(name):
     full, small = named_space(name), family("pit").shrink(named_space(name))
     assert small.keys == full.keys and small.multiples == full.multiples
     assert [d.scope for d in small.dims] == [d.scope for d in full.dims]
-    count = Counter("pit", dict(small.fixed))
+    count = Counter("pit", dict(small.settings))
     assert count.params(small.largest()) < 60_000
     rng = generator(0, "shrunk")
     assert len({small.sample(rng) for _ in range(20)}) > 5

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
-from tailorvit.families import FAMILIES, family, named_arch, with_fixed
+from tailorvit.families import FAMILIES, family, named_arch, with_settings
 from tailorvit.families.network import PlainNetwork
 from tailorvit.families.resize import require_size, resized, resized_settings
 from tailorvit.families.vit.plain import PlainViT, ViTSettings, filled_table
@@ -21,7 +21,7 @@ LARGER = {"vit": (12, 12), "pit": (12, 12), "swin": (16, 16), "windowed": (16, 1
 def network(name: str, **given) -> PlainNetwork:
     """The family's tiny network with every weight drawn, so that nothing is zero by chance of the start."""
     record = family(name)
-    fixed = dict(record.shrink(next(iter(record.spaces.values()))).fixed) | given
+    fixed = dict(record.shrink(next(iter(record.spaces.values()))).settings) | given
     torch.manual_seed(0)
     model = record.build(record.settings(fixed), record.arch({"family": name, **record.tiny}))
     for p in model.parameters():
@@ -137,7 +137,7 @@ def test_deit_at_another_size_equals_timms():
 
     theirs = timm.create_model("deit_tiny_patch16_224", pretrained=False, num_classes=3).eval()
     named = named_arch("deit-ti")
-    shared = family("vit").settings({**named.fixed, "classes": 3})
+    shared = family("vit").settings({**named.settings, "classes": 3})
     ours = family("vit").build(shared, named.arch).eval()
     ours.load_state_dict(theirs.state_dict())
     theirs.set_input_size(img_size=(256, 192))
@@ -199,7 +199,7 @@ def test_the_papers_windows_at_384(name, before, after):
     named = named_arch(name)
     record = family(named.arch.family)
     with torch.device("meta"):
-        model = record.build(record.settings(named.fixed), named.arch)
+        model = record.build(record.settings(named.settings), named.arch)
         settings = resized_settings(model, (384, 384))
     assert {w for s in model.settings["stages"] for w in s["window"]} == before
     assert {w for s in settings["stages"] for w in s["window"]} == after
@@ -279,9 +279,9 @@ def test_shunted_keeps_the_reductions_its_kernels_have():
 def test_the_family_counts_the_resized_network(name):
     model, size = network(name), LARGER[name]
     record = family(name)
-    space = with_fixed(record.shrink(next(iter(record.spaces.values()))), image_size=size)
+    space = with_settings(record.shrink(next(iter(record.spaces.values()))), image_size=size)
     arch = record.arch({"family": name, **record.tiny})
-    params = Counter(name, dict(space.fixed)).params(arch)
+    params = Counter(name, dict(space.settings)).params(arch)
     assert params == sum(p.numel() for p in resized(model, size).parameters())
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tailorvit.cli import app
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
-from tailorvit.families import FAMILIES, named_arch, named_space, with_fixed
+from tailorvit.families import FAMILIES, named_arch, named_space, with_settings
 from tailorvit.families.shunted.plain import PlainShunted
 from tailorvit.families.shunted.spaces import settle, shunted_arch
 from tailorvit.rng import generator
@@ -45,11 +45,11 @@ def test_published_networks(name, params, macs, blocks):
     facts = told("cost", name)
     assert (facts["params"], facts["macs"]) == (params, macs)
     named = named_arch(name)
-    rows = SHUNTED.outline(SHUNTED.settings(named.fixed), named.arch)
+    rows = SHUNTED.outline(SHUNTED.settings(named.settings), named.arch)
     assert [sum(r["stage"] == s for r in rows) for s in (1, 2, 3, 4)] == blocks
     assert [r["mlp"] for r in rows if r["block"] == 1] == [8, 8, 4, 4]
     with torch.device("meta"), FlopCounterMode(display=False) as flops:
-        plain = SHUNTED.build(SHUNTED.settings(named.fixed), named.arch).eval()
+        plain = SHUNTED.build(SHUNTED.settings(named.settings), named.arch).eval()
         plain(torch.empty(1, 3, 224, 224))
     assert sum(p.numel() for p in plain.parameters()) == params and flops.get_total_flops() == 2 * macs
 
@@ -71,7 +71,7 @@ def test_shunted_s_with_other_heads(classes, params):
 )
 def test_members_of_s4s_space(shape, params, macs):
     space = named_space("s4-shunted", classes=200)
-    assert Counter("shunted", dict(space.fixed)).both(shunted_arch(*shape)) == (params, macs)
+    assert Counter("shunted", dict(space.settings)).both(shunted_arch(*shape)) == (params, macs)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_members_of_s4s_space(shape, params, macs):
 )
 def test_ranges_and_legal_neighbours(name, low, high, legal):
     space = named_space(name, classes=100)
-    count = Counter("shunted", dict(space.fixed))
+    count = Counter("shunted", dict(space.settings))
     assert space.keys == ("depth", "mlp", "embed")
     assert space.count() == 18 and told("space", name)["count"] == 18
     assert round(count.params(space.smallest()) / 1e6, 2) == low
     assert round(count.params(space.largest()) / 1e6, 2) == high
     for classes in (10, 200, 397) if legal else ():
-        count = Counter("shunted", {**dict(space.fixed), "classes": classes})
+        count = Counter("shunted", {**dict(space.settings), "classes": classes})
         moves = [dict(zip(space.keys, m, strict=True)) for m in product((-1, 0, 1), repeat=3) if any(m)]
         assert sum(count.params(space.shift(m).largest()) <= 22e6 for m in moves) == legal
 
@@ -125,16 +125,16 @@ def noisy(space, drop_path=0.0):
 
 
 def pictures(space, n=2):
-    shared = SHUNTED.settings(dict(space.fixed))
+    shared = SHUNTED.settings(dict(space.settings))
     return torch.randn(n, shared.channels, *shared.image_size, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("fixed", VARIANTS.values(), ids=list(VARIANTS))
 @torch.no_grad()
 def test_variants_agree_and_are_counted(fixed):
-    space = with_fixed(SMALL, **fixed)
+    space = with_settings(SMALL, **fixed)
     model, x, rng = noisy(space), pictures(space), generator(0, "variants")
-    count = Counter("shunted", dict(space.fixed))
+    count = Counter("shunted", dict(space.settings))
     for arch in [space.smallest(), space.largest(), space.sample(rng)]:
         plain = SHUNTED.extract(model, arch).eval()
         torch.testing.assert_close(plain(x), model(x, arch), atol=1e-5, rtol=1e-5)
@@ -267,7 +267,7 @@ def test_attention_reproduces_the_output():
 
 @torch.no_grad()
 def test_plain_network_as_timm_uses_it():
-    plain = SHUNTED.build(SHUNTED.settings(dict(SMALL.fixed)), SMALL.largest()).eval()
+    plain = SHUNTED.build(SHUNTED.settings(dict(SMALL.settings)), SMALL.largest()).eval()
     x = pictures(SMALL)
     again = PlainShunted.from_settings(json.loads(json.dumps(plain.settings)))
     again.load_state_dict(plain.state_dict())
@@ -299,8 +299,8 @@ def test_settled_settings_are_accepted(size, params):
     first = next(SHUNTED.auto(fixed))
     assert Counter("shunted", fixed).params(first.smallest()) < params
     if min(size) >= 224 and params > 3e6:
-        ours = with_fixed(named_space("s4-shunted"), image_size=size)
-        assert shared == SHUNTED.settings({**dict(ours.fixed), "classes": 10})
+        ours = with_settings(named_space("s4-shunted"), image_size=size)
+        assert shared == SHUNTED.settings({**dict(ours.settings), "classes": 10})
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_settled_settings_are_accepted(size, params):
 )
 def test_refused_settings(fixed, words):
     with pytest.raises(TailorError, match=words):
-        with_fixed(named_space("s4-shunted"), **fixed)
+        with_settings(named_space("s4-shunted"), **fixed)
 
 
 def test_refused_architectures():

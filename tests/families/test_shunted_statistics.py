@@ -18,7 +18,7 @@ SMALL = named_space("shunted-8px")
 
 
 def pictures(space, n=2):
-    shared = SHUNTED.settings(dict(space.fixed))
+    shared = SHUNTED.settings(dict(space.settings))
     return torch.randn(n, shared.channels, *shared.image_size, generator=torch.Generator().manual_seed(1))
 
 

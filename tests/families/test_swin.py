@@ -42,7 +42,7 @@ def both(found, **fixed):
 )
 def test_members_of_the_s4_space(embed, third, mlp, params, macs):
     found = arch(third, embed, mlp)
-    assert both(found, **{**dict(SPACES["s4-swin"].fixed), "classes": 200}) == (params, macs)
+    assert both(found, **{**dict(SPACES["s4-swin"].settings), "classes": 200}) == (params, macs)
     assert SPACES["s4-swin"].contains(found)
 
 
@@ -60,8 +60,8 @@ def test_published_networks(name, params, giga):
 def test_swin_t_for_other_classes():
     named = ARCHS["swin-t"]
     for classes, params in ((200, 27673154), (397, 27824647), (1000, 28288354)):
-        assert both(named.arch, **{**named.fixed, "classes": classes})[0] == params
-    assert both(named.arch, **named.fixed)[1] == 4490566656
+        assert both(named.arch, **{**named.settings, "classes": classes})[0] == params
+    assert both(named.arch, **named.settings)[1] == 4490566656
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_swin_t_for_other_classes():
 def test_spaces(name, count, low, high):
     space = SPACES[name]
     assert space.count() == count
-    fixed = {**dict(space.fixed), "classes": 100}
+    fixed = {**dict(space.settings), "classes": 100}
     assert [round(both(a, **fixed)[0] / 1e6, 2) for a in (space.smallest(), space.largest())] == [low, high]
     done = CliRunner().invoke(cli.app, ["space", name, "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["count"] == count
@@ -82,7 +82,7 @@ def test_spaces(name, count, low, high):
     ids=str,
 )
 def test_padding_is_counted(fixed):
-    settings = {**dict(SPACES["swin-8px"].fixed), **fixed}
+    settings = {**dict(SPACES["swin-8px"].settings), **fixed}
     shared, found = swin_settings(settings), arch(3, 8, 2.5)
     with torch.device("meta"):
         model = SWIN.build(shared, found).eval()
@@ -100,7 +100,7 @@ def test_padding_is_counted(fixed):
 def test_timm_weights_load_and_agree(size, monkeypatch):
     theirs = random_timm(f"swin_{size}_patch4_window7_224", monkeypatch)
     named = ARCHS[f"swin-{size[0]}"]
-    ours = SWIN.build(swin_settings(named.fixed), named.arch).eval()
+    ours = SWIN.build(swin_settings(named.settings), named.arch).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(1, 3, 224, 224)
     maps = ours.forward_intermediates(x, intermediates_only=True)
@@ -123,7 +123,7 @@ def test_every_head_is_sliced_by_itself():
 
 @torch.no_grad()
 def test_settings_make_the_same_network():
-    model = SWIN.build(swin_settings(dict(SPACES["swin-8px"].fixed)), arch(2, 8, 2)).eval()
+    model = SWIN.build(swin_settings(dict(SPACES["swin-8px"].settings)), arch(2, 8, 2)).eval()
     again = PlainWindowed.from_settings(json.loads(json.dumps(model.settings))).eval()
     again.load_state_dict(model.state_dict())
     x = torch.randn(2, 1, 8, 8)
@@ -160,7 +160,7 @@ def test_settings_make_the_same_network():
 )
 def test_refused_settings(fixed, words):
     with pytest.raises(TailorError, match=words):
-        swin_settings({**dict(SPACES["swin-8px"].fixed), **fixed})
+        swin_settings({**dict(SPACES["swin-8px"].settings), **fixed})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_refused_architectures(genes, words):
 
 def test_heads_must_share_the_width():
     with pytest.raises(TailorError, match="Stage 1 of a swin is 97 wide, which 3 heads cannot share"):
-        stages_of(swin_settings(ARCHS["swin-t"].fixed), arch(6, 97))
+        stages_of(swin_settings(ARCHS["swin-t"].settings), arch(6, 97))
 
 
 def test_the_supernet_refuses_what_it_has_no_weights_for():
@@ -202,4 +202,4 @@ def test_settings_suit_any_size_and_budget(size, params):
 def test_shrunk_spaces_keep_their_dimensions():
     small = SWIN.shrink(SPACES["s4-swin-table"])
     assert small.keys == SPACES["s4-swin"].keys and [len(d.choices) for d in small.dims] == [3, 2, 3]
-    assert both(small.largest(), **dict(small.fixed))[0] < 100_000
+    assert both(small.largest(), **dict(small.settings))[0] < 100_000

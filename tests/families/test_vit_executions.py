@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tailorvit.families import FAMILIES, named_space, with_fixed
+from tailorvit.families import FAMILIES, named_space, with_settings
 from tailorvit.families.vit.relative import EXECUTIONS
 from tailorvit.testing.families import close, counter, sample, stirred
 
@@ -27,7 +27,7 @@ variants = pytest.mark.parametrize("fixed", VARIANTS.values(), ids=list(VARIANTS
 
 
 def supernet(fixed, execution):
-    space = with_fixed(named_space("vit-8px"), **fixed)
+    space = with_settings(named_space("vit-8px"), **fixed)
     torch.manual_seed(0)
     return space, stirred(VIT.supernet(space, execution=execution)).eval()
 

@@ -37,5 +37,5 @@ def test_every_family_counts_decimal_ratios_as_it_builds_them(name):
         for arch in (space.smallest(), space.largest()):
             genes = {k: (ratio,) * len(v) if isinstance(v, tuple) else ratio for k, v in arch.items() if "mlp" in k}
             changed = arch.replace(**genes)
-            made = one.build(one.shared(dict(space.fixed)), changed)
-            assert sum(p.numel() for p in made.parameters()) == Counter(name, dict(space.fixed)).params(changed)
+            made = one.build(one.shared(dict(space.settings)), changed)
+            assert sum(p.numel() for p in made.parameters()) == Counter(name, dict(space.settings)).params(changed)

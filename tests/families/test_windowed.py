@@ -20,7 +20,7 @@ from tailorvit.families.windows.windowed import FAMILY as WINDOWED
 from tailorvit.rng import generator
 from tailorvit.seek.s3 import within
 
-DIGITS = dict(SPACES["windowed-8px"].fixed)
+DIGITS = dict(SPACES["windowed-8px"].settings)
 
 
 def both(found, **fixed):
@@ -43,12 +43,12 @@ def test_published_networks(name, params, giga):
 
 def test_s3_s_to_the_last_digit_and_at_384():
     named = ARCHS["s3-s"]
-    assert both(named.arch, **named.fixed)[1] == 9404703744
+    assert both(named.arch, **named.settings)[1] == 9404703744
     for name, giga in (("s3-s", 32.72), ("s3-b", 45.72)):  # windows grow with the image: 7 to 12, 14 to 24
         named = ARCHS[name]
         windows = {k: [12 if w == 7 else 24 for w in v] for k, v in named.arch.items() if k.startswith("window")}
         windows["window.4"] = [12, 12]
-        macs = both(named.arch.replace(**windows), **{**named.fixed, "image_size": (384, 384)})[1]
+        macs = both(named.arch.replace(**windows), **{**named.settings, "image_size": (384, 384)})[1]
         assert round(macs / 1e9, 2) == giga
 
 
@@ -80,7 +80,7 @@ def test_the_papers_widths_start_alike():
 
     def spread(embed):
         genes = {"depth": 1, "embed": embed, "qkv": embed, "window": 7, "mlp": 3}
-        made = WINDOWED.build(windowed_settings(dict(SPACES["s3"].fixed)), windowed_arch(genes))
+        made = WINDOWED.build(windowed_settings(dict(SPACES["s3"].settings)), windowed_arch(genes))
         return float(made.layers[3].blocks[0].mlp.fc1.weight.detach().std())
 
     assert spread(224) == pytest.approx(0.02, rel=0.05) == spread(288)
@@ -95,7 +95,7 @@ def test_qkv_different_from_the_width():
         "window": [7, 7, 14, 7],
         "mlp": [3, 3.5, 4, 4],
     }
-    found, fixed = windowed_arch(genes), ARCHS["s3-t"].fixed
+    found, fixed = windowed_arch(genes), ARCHS["s3-t"].settings
     assert both(found, **fixed) == (27473878, 4314034944)
     with torch.device("meta"):
         model = WINDOWED.build(windowed_settings(fixed), found).eval()
@@ -107,7 +107,7 @@ def test_qkv_different_from_the_width():
 
 def test_the_initial_space():
     space = SPACES["s3"]
-    fixed = {**dict(space.fixed), "classes": 1000}
+    fixed = {**dict(space.settings), "classes": 1000}
     assert len(space.dims) == 20 and space.count() == 333396**4 and f"{space.count():.3e}" == "1.235e+22"
     assert both(space.smallest(), **fixed) == (4889408, 4602987648)
     assert both(space.largest(), **fixed) == (17376472, 18831453696)
@@ -124,7 +124,7 @@ def test_steps_of_the_space():
     assert moved["window.1"].choices == (7,) and moved["window.3"].choices == (14, 21)
     assert moved["mlp.2"].choices == (2.5, 3, 3.5) and moved["qkv.4"].choices == (416, 448, 480)
     assert moved["depth.3"].choices == (4, 5, 6)
-    fixed = dict(space.fixed)
+    fixed = dict(space.settings)
     for found in [moved.largest(), *(moved.sample(generator(0, i)) for i in range(3))]:
         assert both(found, **fixed)[0] == sum(  # a window of 21 does not divide any map
             p.numel() for p in _meta(found, fixed).parameters()
@@ -245,7 +245,7 @@ def test_windows_that_divide_a_map(side, windows):
 def test_timm_weights_load_and_agree(size, monkeypatch):
     theirs = random_timm(f"swin_s3_{size}_224", monkeypatch)
     named = ARCHS[f"s3-{size[0]}"]
-    ours = WINDOWED.build(windowed_settings(named.fixed), named.arch).eval()
+    ours = WINDOWED.build(windowed_settings(named.settings), named.arch).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(1, 3, 224, 224)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-4, rtol=0)
@@ -309,5 +309,5 @@ def test_settings_suit_any_size_and_budget(size, params):
 
 def test_shrunk_spaces_keep_their_dimensions():
     small = WINDOWED.shrink(SPACES["s3"])
-    assert small.keys == SPACES["s3"].keys and both(small.largest(), **dict(small.fixed))[0] < 60_000
-    windowed_settings(dict(small.fixed))
+    assert small.keys == SPACES["s3"].keys and both(small.largest(), **dict(small.settings))[0] < 60_000
+    windowed_settings(dict(small.settings))

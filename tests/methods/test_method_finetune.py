@@ -160,7 +160,7 @@ def test_nothing_is_trained_from_scratch_where_the_weights_were_lost(base, tmp_p
 @pytest.mark.parametrize("windows", ["scale", "keep"])
 def test_every_family_is_spelt_as_it_is_built(name, windows, tmp_path):
     record = family(name)
-    fixed = dict(record.shrink(next(iter(record.spaces.values()))).fixed)
+    fixed = dict(record.shrink(next(iter(record.spaces.values()))).settings)
     if name == "shunted":
         fixed["reduce"] = (16, 8, 4, 2)
     arch = record.arch({"family": name, **record.tiny})
@@ -174,9 +174,9 @@ def test_every_family_is_spelt_as_it_is_built(name, windows, tmp_path):
     assert isinstance(start, Start) and start.size == (8, 8)
     given, space = start.space(data)
     new = start.resized(data, seed=0)
-    assert space.contains(given) and dict(space.fixed)["image_size"] == (16, 16)
-    assert Counter(name, dict(space.fixed)).params(given) == sum(p.numel() for p in new.parameters())
-    built = record.build(record.settings(dict(space.fixed)), given)
+    assert space.contains(given) and dict(space.settings)["image_size"] == (16, 16)
+    assert Counter(name, dict(space.settings)).params(given) == sum(p.numel() for p in new.parameters())
+    built = record.build(record.settings(dict(space.settings)), given)
     built.load_state_dict(new.state_dict())
     assert built.settings == new.settings
     start.normalise(data)

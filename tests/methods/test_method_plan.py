@@ -164,9 +164,9 @@ def test_a_lower_limit_far_above_the_smallest_networks():
 def test_named_and_written_spaces():
     task, limits = data(64, 5, 3), Limits.of(max_params="30M")
     named = initial_space(configure({"space": "vit-64px"}), task, limits)
-    assert dict(named.fixed)["classes"] == 5 and named.dims == named_space("vit-64px").dims
+    assert dict(named.settings)["classes"] == 5 and named.dims == named_space("vit-64px").dims
     short = initial_space(configure({"space": {"name": "vit-64px", "fixed": {"relative": False}}}), task, limits)
-    assert dict(short.fixed)["relative"] is False
+    assert dict(short.settings)["relative"] is False
     inline = initial_space(configure({"space": named_space("vit-64px").to_dict()}), task, limits)
     assert inline == named
     auto = initial_space(configure({}), task, limits)
@@ -201,7 +201,7 @@ def test_fixed_architectures():
     table = {"method": "fixed", "arch": {"family": "vit", "depth": 2, "embed": 8, "heads": 1, "mlp": 2}}
     beside = named_space("vit-64px")
     for space in ("vit-64px", beside.to_dict()):  # a table says nothing of patch and head width: its space does
-        assert fixed_arch(configure({**table, "space": space}))[1] == dict(beside.fixed)
+        assert fixed_arch(configure({**table, "space": space}))[1] == dict(beside.settings)
     assert fixed_arch(configure({**table, "arch": "deit-ti", "space": "vit-64px"}))[1]["patch"] == 16
     with pytest.raises(TailorError, match="of family 'vit', the space beside it of 'swin'"):
         fixed_arch(configure({**table, "space": "s4-swin"}))

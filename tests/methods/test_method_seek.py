@@ -181,7 +181,7 @@ def test_the_predictor_is_asked_in_place_of_a_supernet(tmp_path):
     (trials,) = read(tmp_path / "run", "trials")
     searched = [t for t in trials if t["stage"] == "search"]
     best = max(searched, key=lambda t: t["score"])
-    fixed = dict(tailorvit.space.Space.from_dict(_recipe(tmp_path / "run").space).fixed)
+    fixed = dict(tailorvit.space.Space.from_dict(_recipe(tmp_path / "run").space).settings)
     from tailorvit.proxies.predictor import default
 
     mean, _ = default().predict([best["arch"]], fixed)

@@ -21,7 +21,7 @@ ALONE = [name for name, p in PROXIES.items() if p.together is None]  # whose sco
 
 @cache
 def small_space(family):
-    return min(FAMILIES[family].spaces.values(), key=lambda s: max(dict(s.fixed)["image_size"]))
+    return min(FAMILIES[family].spaces.values(), key=lambda s: max(dict(s.settings)["image_size"]))
 
 
 def sample(family, n=1, seed=0):
@@ -35,7 +35,7 @@ def scorer(family, *names, **rest):
 
 
 def task(model, arch, space, **rest):
-    counter = Counter(space.family, dict(space.fixed))
+    counter = Counter(space.family, dict(space.settings))
     params, macs = counter.both(arch)
     return Task(arch, space.family, counter.shared, params, macs, lambda: model, **{"seed": 3, "batch": 6, **rest})
 

@@ -19,7 +19,7 @@ from tailorvit.rng import generator
 
 
 def band_tau(model, table, key):
-    score, _ = model.predict([r.arch for r in table.rows], [r.fixed for r in table.rows])
+    score, _ = model.predict([r.arch for r in table.rows], [r.settings for r in table.rows])
     return agree(score.tolist(), table.targets[key], table.params, 0.05, bootstrap=0).band_tau.value
 
 
@@ -29,14 +29,14 @@ def band_tau(model, table, key):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_features_are_finite_in_every_family(name):
     space = next(iter(FAMILIES[name].spaces.values()))
-    counter = Counter(name, dict(space.fixed))
+    counter = Counter(name, dict(space.settings))
     archs = [space.sample(generator(0, "features", i)) for i in range(5)]
     x = feature_matrix([counter] * 5, archs)
     assert x.shape == (5, len(FEATURE_NAMES)) and np.isfinite(x).all()
 
 
 def test_features_mean_what_they_say():
-    counter = Counter("vit", dict(named_space("autoformer-t").fixed))
+    counter = Counter("vit", dict(named_space("autoformer-t").settings))
 
     def row(heads, mlp, embed=192):
         arch = Arch("vit", depth=len(heads), embed=embed, heads=tuple(heads), mlp=tuple(mlp))
@@ -50,7 +50,7 @@ def test_features_mean_what_they_say():
     assert row([4] * 12, [4] * 12)["attention"] > even["attention"] > row([3] * 12, [5] * 12)["attention"]
     twice = row([6] * 12, [4] * 12, 384)  # the same shape, larger
     assert [twice[k] for k in FEATURE_NAMES[3:]] == pytest.approx([even[k] for k in FEATURE_NAMES[3:]])
-    pit = Counter("pit", dict(named_space("pit-ti").fixed))
+    pit = Counter("pit", dict(named_space("pit-ti").settings))
     shape = FAMILIES["pit"].archs["pit-ti"].arch
     assert feature_matrix([pit], [shape])[0][FEATURE_NAMES.index("width_trend")] > 0
 
@@ -58,7 +58,7 @@ def test_features_mean_what_they_say():
 @pytest.mark.parametrize("change", [{"qkv": None}, {"hidden": 0}])
 def test_blocks_without_the_widths_are_refused(change):
     """A family from outside may have no attention; its rows then lack these widths."""
-    counter = Counter("vit", dict(named_space("vit-8px").fixed))
+    counter = Counter("vit", dict(named_space("vit-8px").settings))
     arch = named_space("vit-8px").smallest()
     blocks = counter.family.outline(counter.shared, arch)
     (key,) = change
@@ -161,7 +161,7 @@ def test_the_predictor_that_comes_along_says_where_it_is_from():
     model = default()
     assert sum(model.facts["tables"].values()) == 1151 and "benchmarks/ranking.py" in model.facts["command"]
     arch = FAMILIES["vit"].archs["autoformer-t"].arch
-    (mean,), (sd,) = model.predict([arch], dict(named_space("autoformer-t").fixed))
+    (mean,), (sd,) = model.predict([arch], dict(named_space("autoformer-t").settings))
     assert np.isfinite(mean) and sd > 0
 
 

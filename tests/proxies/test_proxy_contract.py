@@ -39,7 +39,7 @@ def test_parts_add_up_to_the_score(family):
 def test_the_network_is_left_as_it_was(family, name):
     space, (arch,) = small_space(family), sample(family)
     torch.manual_seed(5)
-    model = FAMILIES[family].build(FAMILIES[family].settings(dict(space.fixed)), arch)
+    model = FAMILIES[family].build(FAMILIES[family].settings(dict(space.settings)), arch)
     for i, p in enumerate(model.parameters()):  # an unusual state, so that restoring defaults is not enough
         p.requires_grad_(i % 3 > 0)
         p.grad = torch.full_like(p, i) if i % 2 else None
@@ -102,8 +102,8 @@ def test_scoring_leaves_no_trace_in_the_random_state():
 def test_an_architecture_without_a_space_scores_by_itself():
     arch, other = sample("vit", 2)
     space = small_space("vit")
-    scores = Scorer("vit", dict(space.fixed), ProxySettings(("dss",)))
-    assert scores([arch, other])[0].scores == Scorer("vit", dict(space.fixed))([arch])[0].scores
+    scores = Scorer("vit", dict(space.settings), ProxySettings(("dss",)))
+    assert scores([arch, other])[0].scores == Scorer("vit", dict(space.settings))([arch])[0].scores
 
 
 def test_names_settings_and_images_are_checked_first():

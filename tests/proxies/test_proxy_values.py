@@ -34,7 +34,7 @@ class One(nn.Module):
 def built(family, seed=0):
     space, (arch,) = small_space(family), sample(family)
     torch.manual_seed(seed)
-    return space, arch, FAMILIES[family].build(FAMILIES[family].settings(dict(space.fixed)), arch).eval()
+    return space, arch, FAMILIES[family].build(FAMILIES[family].settings(dict(space.settings)), arch).eval()
 
 
 def test_dss_of_one_linear_layer():

@@ -28,7 +28,7 @@ def test_the_forms_are_recognised_by_their_keys(tmp_path, rows, form, family, ta
     assert (table.form, list(table.targets)) == (form, targets)
     assert all(row.arch.family == family for row in table.rows)
     for row, params, macs in zip(table.rows, table.params, table.macs):
-        assert Counter(family, row.fixed).both(row.arch) == (params, macs)
+        assert Counter(family, row.settings).both(row.arch) == (params, macs)
     assert table.targets[targets[0]][2] == rows[2][targets[0]]
 
 
@@ -37,7 +37,7 @@ def test_genes_arrive_where_they_belong():
     first = table_of("t", rows).rows[0]
     assert (first.arch["embed"], first.arch["depth"]) == (rows[0]["embed"], rows[0]["depth"])
     assert list(first.arch.many("heads")) == rows[0]["heads"] and list(first.arch.many("mlp")) == rows[0]["mlp_ratio"]
-    assert dict(first.fixed) == {**dict(named_space("autoformer-t").fixed), "classes": 1000}
+    assert dict(first.settings) == {**dict(named_space("autoformer-t").settings), "classes": 1000}
     arch = pit_rows(1)[0]["arch"]
     pit = table_of("t", pit_rows(2)).rows[0].arch
     assert [pit[f"depth.{s}"] for s in (1, 2, 3)] == arch["depth"] and pit["base"] == arch["base_dim"]

@@ -166,7 +166,7 @@ def test_pinned_members_have_the_value_and_share_the_rest(key):
 
 def test_a_subspace_smaller_than_the_sample_is_taken_whole():
     dims = (Dim("depth", (1, 2)), Dim("embed", (16, 24)), Dim("heads", (1,), "block"), Dim("mlp", (2, 3), "block"))
-    space = Space("vit", dims, SMALL.fixed)
+    space = Space("vit", dims, SMALL.settings)
     found = pinned(space, space["depth"], (1, 2), 100, generator(0))
     assert {v: len(archs) for v, archs in found.items()} == {1: 4, 2: 8}
 
@@ -181,7 +181,7 @@ def test_every_choice_of_a_tied_dimension_is_asked_with_all_its_partners():
 
 def test_choices_that_are_the_same_network_count_once():
     dims = (Dim("depth", (2, 3)), Dim("embed", (16, 24)), Dim("heads", (1, 2, 3), "block"), Dim("mlp", (2, 3), "block"))
-    space = Space("vit", dims, SMALL.fixed)
+    space = Space("vit", dims, SMALL.settings)
 
     def clip(_space, dim):
         return [min(v, 2) if dim.key == "heads" else 2 if dim.key == "mlp" else v for v in dim.choices]
@@ -233,7 +233,7 @@ def test_floor_grows_what_trunc_leaves():
 
 def test_dimensions_that_cannot_be_compared_stop():
     dims = (Dim("depth", (2,)), Dim("embed", (16,)), Dim("heads", (1,), "block"), Dim("mlp", (2,), "block"))
-    space = Space("vit", dims, SMALL.fixed)
+    space = Space("vit", dims, SMALL.settings)
     found = shift_space(space, Meter.for_space(space), lambda s, t: lambda archs: [0.0 for _ in archs], S3Settings(), 0)
     assert found.decisions[0].reason == "no evidence" and found.space == space and found.t == 0
 

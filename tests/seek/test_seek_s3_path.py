@@ -97,7 +97,7 @@ def test_few_samples_are_warned_of_once():
 
 def test_a_dimension_with_few_architectures_is_warned_of():
     dims = (Dim("depth", (1, 2)), Dim("embed", (16, 24)), Dim("heads", (1,), "block"), Dim("mlp", (2, 3), "block"))
-    space = Space("vit", dims, SMALL.fixed)
+    space = Space("vit", dims, SMALL.settings)
     settings = S3Settings(updates=1, samples=9, top=8)
     (decision,) = shift_space(space, Meter.for_space(space), evaluate(problem(optimum={})), settings, 0).decisions
     assert "Step 0: no choice of depth, embed, mlp has over 8 architectures, so its Q_t equals Q_e." in str(

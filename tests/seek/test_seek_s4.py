@@ -117,10 +117,10 @@ def test_units_of_slopes():
 
 def test_a_space_of_three_dimensions_has_26_neighbours():
     dims = (Dim("depth", (4, 5)), Dim("embed", (24, 32)), Dim("mlp", (2, 3), scope="block"))
-    space = Space("vit", (*dims, Dim("heads", (2, 3), scope="block")), PAPER.fixed)
+    space = Space("vit", (*dims, Dim("heads", (2, 3), scope="block")), PAPER.settings)
     assert len(moves(space, Meter.for_space(space))) == 80
     # A dimension that cannot go down without vanishing loses its downward neighbours only.
-    pinned = Space("vit", (Dim("depth", (1,)), *space.dims[1:]), PAPER.fixed)
+    pinned = Space("vit", (Dim("depth", (1,)), *space.dims[1:]), PAPER.settings)
     assert len(moves(pinned, Meter.for_space(pinned))) == 2 * 27 - 1
 
 
@@ -167,7 +167,7 @@ def test_negative_cosines_stop():
 
 def test_a_cosine_of_exactly_zero_stops():
     dims = (Dim("depth", (1, 2)), Dim("embed", (16, 24)), Dim("heads", (1,), scope="block"))
-    space = Space("vit", (*dims, Dim("mlp", (2,), scope="block")), named_space("vit-32px").fixed)
+    space = Space("vit", (*dims, Dim("mlp", (2,), scope="block")), named_space("vit-32px").settings)
     meter = Meter.for_space(space)
     options = [m for m in moves(space, meter) if m.gamma == (0, 1, 0, 0)]
     flat = slopes(1, 0, 0, 0, space=space)
@@ -178,7 +178,7 @@ def test_a_cosine_of_exactly_zero_stops():
 def test_rounding_does_not_decide_whether_a_cosine_is_zero(z):
     """Their sums are some 1e-16 above or below nothing."""
     dims = (Dim("depth", (2, 3)), Dim("embed", (16, 24)), Dim("heads", (2, 3), scope="block"))
-    space = Space("vit", (*dims, Dim("mlp", (2,), scope="block")), named_space("vit-32px").fixed)
+    space = Space("vit", (*dims, Dim("mlp", (2,), scope="block")), named_space("vit-32px").settings)
     options = [m for m in moves(space, Meter.for_space(space)) if m.gamma in ((1, 1, -1, 0), (-1, -1, 1, 0))]
     found = [Slope(d, v / float(space[d].shift), 0.1, space[d].shift, ()) for d, v in zip(space.keys, (*z, 0.0))]
     assert len(options) == 2

@@ -78,10 +78,10 @@ def test_drop_path_comes_back_after_an_error():
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_drop_path_can_be_switched_off_in_every_family(name):
     """In training mode two passes differ by drop path alone; without it they are the same."""
-    space = min(FAMILIES[name].spaces.values(), key=lambda s: max(dict(s.fixed).get("image_size", (224, 224))))
+    space = min(FAMILIES[name].spaces.values(), key=lambda s: max(dict(s.settings).get("image_size", (224, 224))))
     torch.manual_seed(0)
     model = FAMILIES[name].supernet(space, 0.5).train()
-    shared = FAMILIES[name].settings(dict(space.fixed))
+    shared = FAMILIES[name].settings(dict(space.settings))
     x = torch.randn(8, shared.channels, *shared.image_size)
     with torch.no_grad():
         dropped = [model(x, space.largest()) for _ in range(2)]

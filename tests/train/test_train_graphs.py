@@ -15,7 +15,7 @@ from train_toys import plain as toy_plain
 from train_toys import settings as toy_settings
 from train_toys import supernet as toy_supernet
 
-from tailorvit.families import family, with_fixed
+from tailorvit.families import family, with_settings
 from tailorvit.families.vit.compiled import compiled_block
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, train
@@ -38,14 +38,14 @@ class Batch(NamedTuple):
 def batch(seed: int = 0, size: int = 6) -> Batch:
     rng = torch.Generator().manual_seed(seed)
     y = torch.randint(0, 10, (size,), generator=rng)
-    shared = VIT.settings(dict(SPACE.fixed))
+    shared = VIT.settings(dict(SPACE.settings))
     return Batch(torch.randn(size, shared.channels, *shared.image_size, generator=rng), y, F.one_hot(y, 10).float())
 
 
 def network(kind: str) -> nn.Module:
     seed_everything(0, "init")
     if kind == "plain":
-        return VIT.build(VIT.settings(dict(SPACE.fixed)), SPACE.largest())
+        return VIT.build(VIT.settings(dict(SPACE.settings)), SPACE.largest())
     return VIT.supernet(SPACE)
 
 
@@ -125,7 +125,7 @@ def test_architectures_of_a_group_have_the_gradients_of_slices(
 ) -> None:
     """With biases that are not zero, since the released layout cuts them by the heads in use."""
     monkeypatch.setattr(torch, "compile", lambda work, **_: work)
-    space = with_fixed(SPACE, qkv=qkv)
+    space = with_settings(SPACE, qkv=qkv)
     seed_everything(0, "init")
     model = VIT.supernet(space).train()
     for parameter in model.parameters():
@@ -233,7 +233,7 @@ def test_no_tensors_make_an_empty_buffer() -> None:
 def test_copies_follow_weights_and_gradients_come_back_in_the_networks_order() -> None:
     vit = family("vit")
     space = vit.spaces["vit-8px"]
-    model = vit.build(vit.shared(dict(space.fixed)), space.smallest())
+    model = vit.build(vit.shared(dict(space.settings)), space.smallest())
     half = HalfWeights(model)
     named = dict(model.named_parameters())
     assert "blocks.0.mlp.fc1.weight" in half.copies and "blocks.0.norm1.weight" not in half.copies

@@ -214,7 +214,7 @@ def test_checkpoints_are_spaced_and_the_last_is_always_saved():
 def test_a_checkpoint_of_another_space_is_refused():
     sink = Store()
     train(supernet(), Toys(), SinglePath(SPACE), settings(epochs=1), 0, sink)
-    for other in (SPACE.shift({"embed": 1}), SPACE.shift({"depth": 1}), SPACE.with_fixed(relative=False)):
+    for other in (SPACE.shift({"embed": 1}), SPACE.shift({"depth": 1}), SPACE.with_settings(relative=False)):
         with pytest.raises(TailorError, match="belongs to another space or network"):
             train(supernet(space=other), Toys(), SinglePath(other), settings(), 0, Store(sink.checkpoint))
     with pytest.raises(TailorError, match="belongs to another space or network"):

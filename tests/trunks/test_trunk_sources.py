@@ -40,7 +40,7 @@ def test_random_towers_follow_their_seed_and_leave_torch_alone():
 
 @pytest.mark.parametrize(("size", "patch"), [((8, 8), 2), ((32, 32), 8), ((224, 224), 16), ((98, 98), 2), ((7, 9), 1)])
 def test_random_towers_choose_a_patch_that_divides(size, patch):
-    assert open_trunk("random:tiny", size).network.shape.patch == patch
+    assert open_trunk("random:tiny", size).network.design.patch == patch
 
 
 def test_the_default_size_is_the_towers_own_but_at_most_224(state, tmp_path):
@@ -51,9 +51,9 @@ def test_the_default_size_is_the_towers_own_but_at_most_224(state, tmp_path):
 
 def test_options_say_what_shapes_cannot(state, tmp_path):
     path = saved(state, tmp_path)
-    assert read_tower(path).shape.heads == 3
+    assert read_tower(path).design.heads == 3
     tower = read_tower(f"{path}#heads=6,act=quick_gelu,norm=half")
-    assert (tower.shape.heads, tower.shape.act, tower.mean) == (6, "quick_gelu", (0.5, 0.5, 0.5))
+    assert (tower.design.heads, tower.design.act, tower.mean) == (6, "quick_gelu", (0.5, 0.5, 0.5))
 
 
 def test_the_checksum_follows_weights_size_and_cut(state, tmp_path):
@@ -69,7 +69,7 @@ def test_the_checksum_follows_weights_size_and_cut(state, tmp_path):
 
 def test_a_timm_name_brings_heads_activation_and_normalisation():
     tower = _read_timm(TrunkRequest("timm:x", "vit_xsmall_patch16_clip_224", {}), pretrained=False)
-    assert (tower.shape.heads, tower.shape.eps, tower.shape.pre_norm) == (4, 1e-5, True)
+    assert (tower.design.heads, tower.design.eps, tower.design.pre_norm) == (4, 1e-5, True)
     assert tower.mean == (0.48145466, 0.4578275, 0.40821073)
     with pytest.raises(TailorError, match="not a plain VisionTransformer"):
         _read_timm(TrunkRequest("timm:x", "pit_ti_224", {}), pretrained=False)

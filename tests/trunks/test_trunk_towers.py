@@ -97,7 +97,7 @@ def test_transformers_clip(prefix, tmp_path):
     with torch.no_grad():
         expected = torch.stack(model(pixel_values=x, output_hidden_states=True).hidden_states[1:], 1)
     same(trunk, x, expected)
-    assert trunk.network.shape.act == "quick_gelu" and trunk.mean[0] == 0.48145466
+    assert trunk.network.design.act == "quick_gelu" and trunk.mean[0] == 0.48145466
     by_name = from_hf(TrunkRequest("hf:none", "none", {}), model).trunk((32, 32))
     assert by_name.checksum == trunk.checksum
 
@@ -134,7 +134,7 @@ def test_grey_images_get_what_their_rgb_form_would(tmp_path):
         return (x - torch.tensor(trunk.mean)[:, None, None]) / torch.tensor(trunk.std)[:, None, None]
 
     same(grey, normal(pixels, grey), colour.network(normal(pixels.expand(-1, 3, -1, -1), colour)))
-    assert grey.network.shape.patch_bias and not colour.network.shape.patch_bias
+    assert grey.network.design.patch_bias and not colour.network.design.patch_bias
 
 
 def test_macs_are_torchs_count_and_settings_rebuild_the_tower():
@@ -144,6 +144,6 @@ def test_macs_are_torchs_count_and_settings_rebuild_the_tower():
     x = torch.randn(1, 3, 16, 24)
     assert torch.equal(again(x), trunk.network(x))
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        PlainTrunk(trunk.network.shape)(torch.empty(1, 3, 16, 24))
+        PlainTrunk(trunk.network.design)(torch.empty(1, 3, 16, 24))
     assert counter.get_total_flops() == 2 * trunk.facts["macs"]
     assert trunk.facts["params"] == sum(t.numel() for t in again.state_dict().values())

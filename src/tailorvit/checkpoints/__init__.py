@@ -14,7 +14,7 @@ from tailorvit.arch import Arch
 from tailorvit.checkpoints.files import State, checksum, read_state
 from tailorvit.checkpoints.loaders import IMAGENET, LOADERS, Loader, autoformer_sizes, fill
 from tailorvit.errors import TailorError
-from tailorvit.families import family, named_arch, named_space, with_fixed
+from tailorvit.families import family, named_arch, named_space, with_settings
 from tailorvit.families.network import PlainNetwork
 from tailorvit.space import Space
 
@@ -52,26 +52,26 @@ def class_count(state: State) -> int:
 
 
 def load_plain(
-    state: State, arch: str | Arch, fixed: Mapping[str, Any] | None = None, *, label: str | None = None
+    state: State, arch: str | Arch, settings: Mapping[str, Any] | None = None, *, label: str | None = None
 ) -> PlainNetwork:
     """The plain network of a named architecture (or of an Arch and its settings) with a checkpoint's weights.
 
-    The classes are those of the checkpoint's head. ``fixed`` overrides the named settings, and the loader's own
+    The classes are those of the checkpoint's head. ``settings`` override the named ones, and the loader's own
     settings override both. ``label`` is the architecture's name in error messages.
     """
     loader = LOADERS[recognise(state)]
     if isinstance(arch, str):
         named = named_arch(arch)
-        arch, settings, label = named.arch, {**named.fixed, **(fixed or {})}, label or f"'{arch}'"
+        arch, settings, label = named.arch, {**named.settings, **(settings or {})}, label or f"'{arch}'"
     else:
-        settings, label = dict(fixed or {}), label or f"this {arch.family}"
+        settings, label = dict(settings or {}), label or f"this {arch.family}"
     record = family(arch.family)
     if arch.family not in loader.families:
         raise TailorError(
             f"The checkpoint is of the kind '{loader.name}' ({loader.summary}), for the family "
             f"{' or '.join(loader.families)}; {label} is of the family {arch.family}."
         )
-    shared = record.settings({**settings, **loader.fixed, "classes": class_count(state)})
+    shared = record.settings({**settings, **loader.settings, "classes": class_count(state)})
     converted = loader.plain(state, arch, shared)
     network = record.build(shared, arch)
     assert isinstance(network, PlainNetwork)
@@ -94,7 +94,7 @@ def load_supernet(state: State, space: str | Space) -> nn.Module:
             f"The checkpoint is a supernet of the family {' or '.join(loader.families)}, "
             f"but the space is of the family {space.family}."
         )
-    space = with_fixed(space, classes=class_count(state), **loader.fixed, **loader.supernet_fixed)
+    space = with_settings(space, classes=class_count(state), **loader.settings, **loader.supernet_settings)
     model = family(space.family).supernet(space)
     fill(model, loader.supernet(state, space), "the space")
     return model.eval()

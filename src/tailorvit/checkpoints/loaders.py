@@ -51,8 +51,8 @@ class Loader:
     recognises: Callable[[State], bool]
     plain: Callable[[State, Arch, Any], State]  # (state, arch, shared) -> the plain network's names and shapes
     supernet: Callable[[State, Space], State] | None = None  # -> the names and shapes of the space's supernet
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # settings these networks were trained with
-    supernet_fixed: Mapping[str, Any] = field(default_factory=dict)  # further ones, of a supernet alone
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings these networks were trained with
+    supernet_settings: Mapping[str, Any] = field(default_factory=dict)  # further ones, of a supernet alone
 
 
 # -- names and shapes -------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def _autoformer_plain(state: State, arch: Arch, shared: ViTSettings) -> State:
 
 def _autoformer_supernet(state: State, space: Space) -> State:
     """The weights of the space's supernet, which has no channel beyond the largest choice (240 of the file's 256)."""
-    shared, largest = family("vit").settings(dict(space.fixed)), space.largest()
+    shared, largest = family("vit").settings(dict(space.settings)), space.largest()
     widest = {"depth": largest.one("depth"), "embed": largest.one("embed"), "heads": max(largest.many("heads"))}
     for gene, available in autoformer_sizes(state, shared.head_dim).items():
         if widest[gene] > available:
@@ -226,8 +226,8 @@ LOADERS: Mapping[str, Loader] = {
             recognises=lambda state: _PATCHES in state,
             plain=_autoformer_plain,
             supernet=_autoformer_supernet,
-            fixed={"eps": 1e-5},  # torch's default, which the released code uses for all its norms
-            supernet_fixed={"qkv": "official"},
+            settings={"eps": 1e-5},  # torch's default, which the released code uses for all its norms
+            supernet_settings={"qkv": "official"},
         ),
         Loader(
             name="s3",

@@ -16,9 +16,9 @@ from tailorvit.families import FAMILIES, Layer
 class Counter:
     """Counts architectures of one family with one set of shared settings."""
 
-    def __init__(self, family: str, fixed: Mapping[str, Any]) -> None:
+    def __init__(self, family: str, settings: Mapping[str, Any]) -> None:
         self.family = FAMILIES[family]
-        self.shared = self.family.settings(fixed)
+        self.shared = self.family.settings(settings)
         self._known: dict[Hashable, tuple[int, int]] = {}
 
     def both(self, arch: Arch) -> tuple[int, int]:

@@ -30,14 +30,14 @@ class Meter:
     def __init__(
         self,
         family: str,
-        fixed: Mapping[str, Any],
+        settings: Mapping[str, Any],
         limits: Limits | None = None,
         device: str = "cpu",
         batch: int = 1,
         recall: Recall | None = None,
         record: Record | None = None,
     ) -> None:
-        self.counter = Counter(family, fixed)
+        self.counter = Counter(family, settings)
         self.limits = limits or Limits()
         self.device, self.batch = device, batch
         self._recall, self._record = recall, record
@@ -46,7 +46,7 @@ class Meter:
     @classmethod
     def for_space(cls, space: Space, limits: Limits | None = None, **rest: Any) -> Meter:
         """A meter for the architectures of a space."""
-        return cls(space.family, dict(space.fixed), limits, **rest)
+        return cls(space.family, dict(space.settings), limits, **rest)
 
     def cost(self, metric: Metric, arch: Arch) -> float:
         """One cost: counted for params and MACs, measured once for latency (seconds) and memory (bytes)."""

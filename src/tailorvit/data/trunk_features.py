@@ -229,14 +229,16 @@ class TrunkFeatureData(Data):
         threads: int = 0,
         batch: int = BATCH,
     ) -> None:
-        shape = trunk.network.shape
-        if (shape.channels, shape.image_size) != (images.channels, tuple(images.image_size)):
-            raise TailorError(f"The trunk takes {shape.channels} channels at {shape.image_size}, the data is {images}.")
+        design = trunk.network.design
+        if (design.channels, design.image_size) != (images.channels, tuple(images.image_size)):
+            raise TailorError(
+                f"The trunk takes {design.channels} channels at {design.image_size}, the data is {images}."
+            )
         self.images, self.trunk, self.mirror, self.device = images, trunk, mirror, device
         self.threads, self.batch = threads or torch.get_num_threads(), batch
         self.log: Callable[[str], None] = _no_log
         self.source, self.classes, self.fingerprint = images.source, images.classes, images.fingerprint
-        self.channels, self.image_size = shape.taps, (shape.tokens, shape.embed)
+        self.channels, self.image_size = design.taps, (design.tokens, design.embed)
         self.mean, self.std = trunk.mean, trunk.std
         self.test_opened = images.test_opened
         # Shared with the images, so that an unreadable image leaves its split here, too.
@@ -246,7 +248,7 @@ class TrunkFeatureData(Data):
             "data": images.fingerprint,
             "preprocessing": self.preprocessing,
         }
-        shape = (shape.taps, shape.tokens, shape.embed)
+        shape = (design.taps, design.tokens, design.embed)
         self.cache = FeatureCache(cache_root(), facts, len(self._images.labels), shape)
         self._filled: set[str] = set()
 

@@ -80,7 +80,7 @@ def images_of(folder: Path, card: Card, source: str | None = None) -> Images:
 def _run_data(folder: Path, source: str | None) -> Data:
     """The run's data with its recorded splits; the test part of a new split might have been trained on."""
     from tailorvit.data import open_data
-    from tailorvit.data.sources import found_again
+    from tailorvit.data.sources import source_of_run
 
     recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
     saved = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def _run_data(folder: Path, source: str | None) -> Data:
     settings: dict[str, Any] = recipe["data"]
     size = settings.get("image_size")
     return open_data(
-        source or found_again(settings["source"], info),
+        source or source_of_run(settings["source"], info),
         seed=recipe.get("seed", 0),
         image_size=tuple(size) if isinstance(size, list) else size,
         saved=saved,

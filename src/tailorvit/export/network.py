@@ -31,7 +31,7 @@ class Card:
     """What must be stored with the weights: architecture, settings, preprocessing and class names."""
 
     arch: Arch
-    fixed: Mapping[str, Any]
+    settings: Mapping[str, Any]
     classes: tuple[str, ...]
     preprocessing: Mapping[str, Any]  # the arguments of tailorvit.data.preprocess
     facts: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Card:
             "format": FORMAT,
             "family": self.arch.family,
             "arch": self.arch.to_dict(),
-            "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in self.fixed.items()},
+            "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in self.settings.items()},
             "classes": list(self.classes),
             "preprocessing": {**self.preprocessing, "interpolation": "bicubic"},  # the only one there is
             "facts": dict(self.facts),
@@ -51,9 +51,9 @@ class Card:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Card:
         """Read :meth:`to_dict`'s form."""
-        fixed = {k: tuple(v) if isinstance(v, list) else v for k, v in data["fixed"].items()}
+        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in data["fixed"].items()}
         arch = Arch.from_dict(data["arch"])
-        return cls(arch, fixed, tuple(data["classes"]), data["preprocessing"], data.get("facts", {}))
+        return cls(arch, settings, tuple(data["classes"]), data["preprocessing"], data.get("facts", {}))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -170,5 +170,5 @@ def _build(plain: Mapping[str, Any] | None, card: Card) -> nn.Module:
         from tailorvit.families import family
 
         record = family(card.arch.family)
-        return record.build(record.settings(card.fixed), card.arch)
+        return record.build(record.settings(card.settings), card.arch)
     return plain_class(plain["family"]).from_settings(plain["settings"])

@@ -23,7 +23,17 @@ FAMILIES: Registry[Family] = Registry(
     },
 )
 
-__all__ = ["FAMILIES", "Family", "Layer", "Named", "family", "named_arch", "named_space", "plain_class", "with_fixed"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Layer",
+    "Named",
+    "family",
+    "named_arch",
+    "named_space",
+    "plain_class",
+    "with_settings",
+]
 
 
 def family(name: str) -> Family:
@@ -36,15 +46,15 @@ def plain_class(name: str) -> type[PlainNetwork]:
     return FAMILIES[name].plain
 
 
-def named_space(name: str, **fixed: Any) -> Space:
+def named_space(name: str, **settings: Any) -> Space:
     """A named space, with some shared settings replaced (classes, image_size, ...)."""
     spaces = {n: s for f in FAMILIES.working() for n, s in f.spaces.items()}
     if name not in spaces:
         raise unknown("space", name, spaces)
-    return with_fixed(spaces[name], **fixed)
+    return with_settings(spaces[name], **settings)
 
 
-def with_fixed(space: Space, **fixed: Any) -> Space:
+def with_settings(space: Space, **settings: Any) -> Space:
     """A space with other shared settings, checked by its family."""
     record = FAMILIES[space.family]
     if set(space.keys) != set(record.genes):
@@ -54,8 +64,8 @@ def with_fixed(space: Space, **fixed: Any) -> Space:
     for dim in space.dims:
         if dim.name not in record.fractional and any(not isinstance(c, int) for c in dim.choices):
             raise TailorError(f"The choices of dimension '{dim.key}' must be whole numbers, not {list(dim.choices)}.")
-    changed = space.with_fixed(**{k: v for k, v in fixed.items() if v is not None})
-    record.settings(dict(changed.fixed))
+    changed = space.with_settings(**{k: v for k, v in settings.items() if v is not None})
+    record.settings(dict(changed.settings))
     return record.fit(changed)
 
 

@@ -27,7 +27,7 @@ class Named(NamedTuple):
     """A published architecture with the settings it was published with."""
 
     arch: Arch
-    fixed: Mapping[str, Any]
+    settings: Mapping[str, Any]
     source: str
 
 
@@ -93,7 +93,7 @@ class Family:
     fractional: tuple[str, ...] = ("mlp",)  # genes that may be fractions; all others are whole numbers
     # (arch, shared settings, settings of the resized plain network) -> arch and shared settings that follow from it
     resettle: Callable[[Arch, dict[str, Any], Mapping[str, Any]], tuple[Arch, dict[str, Any]]] = field(
-        default=lambda arch, fixed, settings: (arch, fixed)
+        default=lambda arch, shared, settings: (arch, shared)
     )
     # For scores: a word in a layer's path -> the part it belongs to ("mixing" is attention or what takes its place), and
     # the name of the output projection inside a mixing layer.

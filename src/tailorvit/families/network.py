@@ -34,6 +34,11 @@ class NetworkSettings:
     """
 
     @classmethod
+    def of(cls, data: Mapping[str, Any], *own: str) -> Self:
+        """From the settings of a built network, less the keys that are its own; nothing is checked."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k not in own})
+
+    @classmethod
     def read(cls, family: str, data: Mapping[str, Any]) -> Self:
         """Typed settings from plain data; an unknown key or a value of the wrong type is one sentence."""
         known = {f.name for f in fields(cls)}

@@ -21,7 +21,7 @@ def baseline_arch(space: Space, meter: Meter) -> Arch | None:
 
     highest = float("inf") if any(high for _, _, high in meter.limits) else size(meter, space.largest())
     # What is under a lower limit is left out, or the growing row would seem to have ended before it began.
-    candidates = (arch for arch in family(space.family).baseline(dict(space.fixed)) if not too_small(arch))
+    candidates = (arch for arch in family(space.family).baseline(dict(space.settings)) if not too_small(arch))
     if not meter.limits.measured:
         return largest_fitting(
             candidates, lambda arch: meter.fits(arch) and size(meter, arch) <= highest, lambda arch: size(meter, arch)

@@ -21,9 +21,8 @@ from tailorvit.export import Network, load
 from tailorvit.export.network import WEIGHTS, network_folder
 from tailorvit.families import family
 from tailorvit.families.base import around
-from tailorvit.families.network import PlainNetwork
-from tailorvit.families.resize import Windows, require_size, resized, resized_settings
-from tailorvit.families.windows.plain import Sides
+from tailorvit.families.network import PlainNetwork, Sides, Windows
+from tailorvit.families.resize import require_size, resized, resized_settings
 from tailorvit.methods import Method
 from tailorvit.rng import seed_everything
 from tailorvit.runs import Run
@@ -156,20 +155,20 @@ class StartingNetwork:
         settings = resized_settings(self.model, *self._resize_arguments(data))
         shared = {"image_size": tuple(data.image_size), "classes": len(data.classes), "channels": data.channels}
         record = family(card.arch.family)
-        arch, fixed = record.resettle(card.arch, {**card.fixed, **shared}, settings)
+        arch, shared = record.resettle(card.arch, {**card.settings, **shared}, settings)
         with torch.device("meta"):
-            built = cast(PlainNetwork, record.build(record.settings(fixed), arch))
+            built = cast(PlainNetwork, record.build(record.settings(shared), arch))
         if built.settings != settings:
             differ = next(k for k in settings if built.settings.get(k) != settings[k])
             raise TailorError(
                 f"The starting network is not the {arch.family} its card describes: '{differ}' is {settings[differ]}."
             )
-        return arch, fixed
+        return arch, shared
 
     def space(self, data: Data) -> tuple[Arch, Space]:
         """The architecture, and the space that holds it alone."""
-        arch, fixed = self.target(data)
-        return arch, Space(arch.family, around(arch), tuple(sorted(fixed.items())))
+        arch, shared = self.target(data)
+        return arch, Space(arch.family, around(arch), tuple(sorted(shared.items())))
 
     def resized(self, data: Data, seed: int, drop_path: float = 0.0) -> PlainNetwork:
         """The network for this data before it is tuned; a new head is a function of the seed."""

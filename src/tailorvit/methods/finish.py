@@ -59,6 +59,7 @@ def finish(
     test = session.batches("test")
     tested = {id(f): accuracy(f.model, test, session.device) for f in finished}
     costs = session.meter.costs(chosen.trial.arch)
+    settings = {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.settings}
     result = {
         "method": session.config.method,
         "arch": chosen.trial.arch.to_dict(),
@@ -70,7 +71,8 @@ def finish(
         "candidates": [_candidate_facts(session, f, tested[id(f)], f is chosen) for f in finished],
         "baseline": None if baseline is None else _baseline_facts(session, *baseline, test),
         "final": session.config.final.how if supernet is not None else "retrain",
-        "fixed": {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.fixed},
+        "settings": settings,
+        "fixed": settings,  # the name of the key until 0.1
         "parts": [row._asdict() for row in session.meter.counter.parts(chosen.trial.arch)],
         "blocks": session.family.outline(session.meter.counter.shared, chosen.trial.arch),
         "spaces": _spaces(session),
@@ -86,7 +88,9 @@ def finish(
         **({} if session.data.trunk is None else {"trunk": session.data.trunk.facts}),
     }
     facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
-    card = Card(chosen.trial.arch, dict(session.space.fixed), session.data.classes, session.data.preprocessing, facts)
+    card = Card(
+        chosen.trial.arch, dict(session.space.settings), session.data.classes, session.data.preprocessing, facts
+    )
     save_network(session.run.folder / "network", session.data.with_trunk(chosen.model), card)
     _analyse(session, chosen.model)
     return {**result, "seconds": session.run.seconds()}

@@ -11,7 +11,7 @@ from tailorvit.costs.limits import COUNTED, Limits
 from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
 from tailorvit.data import Data
 from tailorvit.errors import InfeasibleError, TailorError
-from tailorvit.families import family, named_arch, named_space, with_fixed
+from tailorvit.families import family, named_arch, named_space, with_settings
 from tailorvit.seek.s4 import size_metric
 from tailorvit.space import Space
 
@@ -34,7 +34,7 @@ def initial_space(config: Config, data: Data, limits: Limits, device: str = "cpu
         return auto_space(config.family, data_settings(None, data, limits, config.family), limits, device=device)
     space = recipe_space(config)
     family(space.family)
-    return with_fixed(space, **data_settings(space, data, limits, space.family))
+    return with_settings(space, **data_settings(space, data, limits, space.family))
 
 
 def recipe_space(config: Config) -> Space:
@@ -44,15 +44,15 @@ def recipe_space(config: Config) -> Space:
     written = dict(config.space)
     if "name" not in written:
         return Space.from_dict(written)
-    name, extra = str(written.pop("name")), dict(written.pop("fixed", {}))
+    name, settings = str(written.pop("name")), dict(written.pop("settings", written.pop("fixed", {})))
     for key in written:
-        raise TailorError(f"A space with a name takes only 'fixed' besides, not '{key}'.")
-    return named_space(name, **extra)
+        raise TailorError(f"A space with a name takes only 'settings' besides, not '{key}'.")
+    return named_space(name, **settings)
 
 
 def data_settings(space: Space | None, data: Data, limits: Limits, family_name: str = "vit") -> dict[str, Any]:
     """The shared settings of a space for this data; without a space also patch, head width and the like."""
-    settings = dict(space.fixed) if space else {}
+    settings = dict(space.settings) if space else {}
     settings.update(classes=len(data.classes), channels=data.channels, image_size=tuple(data.image_size))
     if space is None:
         # MACs stand in for parameters where only they are limited: some fifty a parameter on small images.
@@ -105,7 +105,7 @@ def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
     """
     if isinstance(config.arch, str):
         named = named_arch(config.arch)
-        return named.arch, dict(named.fixed)
+        return named.arch, dict(named.settings)
     if isinstance(config.arch, dict):
         arch = family(str(config.arch.get("family", config.family))).arch(config.arch)
         space = None if config.space == "auto" else recipe_space(config)
@@ -114,7 +114,7 @@ def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
                 f"The architecture is of family '{arch.family}', but the space is of '{space.family}'; leave the "
                 "space out, or name one of the same family."
             )
-        return arch, {} if space is None else dict(space.fixed)
+        return arch, {} if space is None else dict(space.settings)
     raise TailorError("Method 'fixed' needs 'arch': a name (see tailorvit list archs) or a table.")
 
 
@@ -133,6 +133,6 @@ def image_size_for(config: Config) -> int | tuple[int, int] | None:
     if config.method == "fixed":
         settings = fixed_arch(config)[1]
     elif config.space != "auto":
-        settings = dict(recipe_space(config).fixed)
+        settings = dict(recipe_space(config).settings)
     side = settings.get("image_size")
     return side if side is None or isinstance(side, int) else (int(side[0]), int(side[1]))

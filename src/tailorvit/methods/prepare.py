@@ -13,7 +13,7 @@ from tailorvit.costs.limits import COUNTED
 from tailorvit.costs.meter import Meter
 from tailorvit.data import Data, open_data
 from tailorvit.errors import TailorError
-from tailorvit.families import family, with_fixed
+from tailorvit.families import family, with_settings
 from tailorvit.families.base import around
 from tailorvit.methods import METHODS
 from tailorvit.methods.feasibility import limits_to_check, require_feasible
@@ -116,7 +116,7 @@ def _first_space(config: Config, data: Data, start: StartingNetwork | None, devi
     if config.method == "fixed":
         arch, settings = fixed_arch(config)
         base = Space(arch.family, around(arch), tuple(settings.items()))
-        return with_fixed(base, **data_settings(base if settings else None, data, limits, arch.family)), None
+        return with_settings(base, **data_settings(base if settings else None, data, limits, arch.family)), None
     if start is not None:
         start.normalise(data)
         arch, space = start.space(data)

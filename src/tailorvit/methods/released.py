@@ -64,7 +64,7 @@ def load_released(session: Session, space: Space, stage: str) -> nn.Module:
         model.load_state_dict(load_supernet(state, space).state_dict())
         facts = {"file": file.name, "loader": recognise(state), "sha256": checksum(file)}
         # A file may have room for more than the space asks for: 256 channels for 240, or a larger supernet by mistake.
-        sizes = autoformer_sizes(state, int(dict(space.fixed)["head_dim"]))
+        sizes = autoformer_sizes(state, int(dict(space.settings)["head_dim"]))
         size = ", ".join(f"{gene} {n}" for gene, n in sizes.items())
         text = f"weights of {file.name} ({facts['loader']}, for {size}; sha256 {facts['sha256'][:12]}), not trained"
         session.log_once("start", f"{stage}: {text}", **facts)

@@ -163,7 +163,7 @@ class Session:
 
     def build(self, arch: Arch, drop_path: float = 0.0) -> nn.Module:
         """The plain network of an architecture, freshly initialised."""
-        return self.family.build(self.family.settings(dict(self.space.fixed)), arch, drop_path)
+        return self.family.build(self.family.settings(dict(self.space.settings)), arch, drop_path)
 
     def plain(self, arch: Arch, settings: TrainSettings, stage: str, weights: nn.Module | None = None) -> nn.Module:
         """Train one plain network, from scratch or on from a network that has weights."""

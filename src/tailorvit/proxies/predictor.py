@@ -215,7 +215,7 @@ class Predictor:
     model: LinearModel | GaussianProcess
     names: tuple[str, ...] = FEATURE_NAMES  # features, then proxies
     logs: tuple[str, ...] = ()  # proxies taken as logarithms
-    fixed: Mapping[str, Any] | None = None  # shared settings of all rows of the fit, where they are the same
+    settings: Mapping[str, Any] | None = None  # shared settings of all rows of the fit, where they are the same
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was fitted and its error on rows left out
 
     @property
@@ -255,17 +255,17 @@ class Predictor:
             "left_out_tau": kendall(mean.tolist(), y.tolist()),
             "params_tau": kendall(params, y.tolist()),
         }
-        shared = all(dict(r.fixed) == dict(table[0].fixed) for r in table)
-        return cls(model, (*FEATURE_NAMES, *values), logs, dict(table[0].fixed) if shared else None, facts)
+        shared = all(dict(r.settings) == dict(table[0].settings) for r in table)
+        return cls(model, (*FEATURE_NAMES, *values), logs, dict(table[0].settings) if shared else None, facts)
 
     def predict(
         self,
         archs: Sequence[Arch],
-        fixed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        settings: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         proxies: Mapping[str, Sequence[float]] | None = None,
     ) -> tuple[Floats, Floats]:
-        """Means and standard deviations; ``fixed`` is one set of settings, or one per architecture, else the fit's."""
-        settings = fixed if fixed is not None else self.fixed or {}
+        """Means and standard deviations; ``settings`` are those of all, or one set per architecture, else the fit's."""
+        settings = settings if settings is not None else self.settings or {}
         per_arch = [settings] * len(archs) if isinstance(settings, Mapping) else list(settings)
         for name in self.proxies:
             if name not in (proxies or {}):
@@ -287,7 +287,7 @@ class Predictor:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        rest = {"names": list(self.names), "logs": list(self.logs), "fixed": self.fixed and dict(self.fixed)}
+        rest = {"names": list(self.names), "logs": list(self.logs), "fixed": self.settings and dict(self.settings)}
         return {"format": 1, **self.model.to_dict(), **rest, "facts": dict(self.facts)}
 
     @classmethod

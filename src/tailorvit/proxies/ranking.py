@@ -276,16 +276,16 @@ def rank(
     targets = list(table.targets) if target is None else [target]
     notes = [*table.notes, *_missing_notes(table, targets)]
     needed = to_compute(names)
-    fixed: dict[str, Values] = dict(
+    counted: dict[str, Values] = dict(
         zip(FREE, (table.params.tolist(), table.macs.tolist(), table.blocks.tolist()), strict=True)
     )
     if PREDICTOR in names:
-        fixed[PREDICTOR], said = _predictions(table, predictor or default())
+        counted[PREDICTOR], said = _predictions(table, predictor or default())
         notes += said
     runs = []
     for k in range(seeds if needed else 1):
         found, said = _score_rows(table, needed, score or proxy_scores(ProxySettings()), seed + k)
-        runs.append({**fixed, **found})
+        runs.append({**counted, **found})
         notes += said
     entries = []
     for key in targets:
@@ -335,7 +335,7 @@ def _predictions(table: Table, model: Predictor) -> tuple[Values, list[str]]:
     for group in same_settings(table.rows):
         rows = [table.rows[i] for i in group]
         try:
-            means, _ = model.predict([r.arch for r in rows], [r.fixed for r in rows])
+            means, _ = model.predict([r.arch for r in rows], [r.settings for r in rows])
         except Refused as error:
             notes.append(f"{PREDICTOR} has no score for {len(rows)} of {len(table.rows)} architectures: {error}")
             continue
@@ -355,7 +355,7 @@ def _score_rows(
     for group in same_settings(table.rows) if names else ():
         first = table.rows[group[0]]
         archs = [table.rows[i].arch for i in group]
-        scores, said = score(first.arch.family, first.fixed, archs, names, seed)
+        scores, said = score(first.arch.family, first.settings, archs, names, seed)
         notes += said
         for name in names:
             for i, value in zip(group, scores[name], strict=True):
@@ -369,10 +369,10 @@ def proxy_scores(
     """The proxies as :func:`rank` takes them: larger is better, one sentence per proxy about missing scores."""
 
     def score(
-        family: str, fixed: Mapping[str, Any], archs: Sequence[Arch], names: Sequence[str], seed: int
+        family: str, shared: Mapping[str, Any], archs: Sequence[Arch], names: Sequence[str], seed: int
     ) -> tuple[Mapping[str, Values], list[str]]:
         space = _common_space(family, archs) or family
-        scored = Scorer(space, fixed, replace(settings, names=tuple(names)), seed, device, images)(archs)
+        scored = Scorer(space, shared, replace(settings, names=tuple(names)), seed, device, images)(archs)
         notes = []
         for n in names:
             sentences = [s.problems[n] for s in scored if n in s.problems]

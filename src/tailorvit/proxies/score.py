@@ -20,7 +20,7 @@ from tailorvit import proxies
 from tailorvit.arch import Arch
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
-from tailorvit.families import family, with_fixed
+from tailorvit.families import family, with_settings
 from tailorvit.families.base import around
 from tailorvit.proxies.base import Labelled, Proxy, ProxySettings, Refused, Scored, Task
 from tailorvit.rng import derive
@@ -40,7 +40,7 @@ class Scorer:
     def __init__(
         self,
         space: Space | str,
-        fixed: Mapping[str, Any] | None = None,
+        shared: Mapping[str, Any] | None = None,
         settings: ProxySettings | None = None,
         seed: int = 0,
         device: str | torch.device = "cpu",
@@ -50,12 +50,12 @@ class Scorer:
         self.proxies = [proxies.proxy(name) for name in self.settings.names]
         size = self.settings.image_size
         self.space = space if isinstance(space, Space) else None
-        self.fixed = {**(dict(space.fixed) if isinstance(space, Space) else {}), **(fixed or {})}
-        self.fixed |= {} if size is None else {"image_size": size}
+        self.shared = {**(dict(space.settings) if isinstance(space, Space) else {}), **(shared or {})}
+        self.shared |= {} if size is None else {"image_size": size}
         self.family = family(space.family if isinstance(space, Space) else space)
         if self.space is not None:
-            self.space = with_fixed(self.space, **self.fixed)
-        self.counter = Counter(self.family.name, self.fixed)
+            self.space = with_settings(self.space, **self.shared)
+        self.counter = Counter(self.family.name, self.shared)
         self.images = None if images is None else self._checked(*images)
         for p in self.proxies:
             if p.needs == "images" and images is None and not self.settings.noise:
@@ -91,7 +91,7 @@ class Scorer:
 
     def _supernet(self, arch: Arch, init: int) -> nn.Module:
         if init not in self._supernets:
-            space = self.space or Space(self.family.name, around(arch), tuple(self.fixed.items()))
+            space = self.space or Space(self.family.name, around(arch), tuple(self.shared.items()))
             with torch.random.fork_rng():
                 torch.manual_seed(derive(self.seed, "proxies", init))
                 self._supernets[init] = self.family.supernet(space).eval().to(self.device)

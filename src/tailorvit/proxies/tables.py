@@ -25,7 +25,7 @@ class Row(NamedTuple):
     """One architecture and the shared settings it was measured with."""
 
     arch: Arch
-    fixed: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value to compare
@@ -126,7 +126,7 @@ def read_table(path: str | Path) -> Table:
         raise TailorError(f"'{path}' is not readable JSON: {error}.") from None
     shared: Mapping[str, Any] = {}
     if isinstance(data, dict) and "rows" in data:
-        shared, data = data.get("fixed", {}), data["rows"]
+        shared, data = data.get("settings", data.get("fixed")) or {}, data["rows"]
     elif isinstance(data, dict) and data and all(isinstance(v, dict) for v in data.values()):
         data = list(data.values())
     if not isinstance(data, list) or not data or not isinstance(data[0], dict):
@@ -178,12 +178,12 @@ def _recognise(name: str, first: Mapping[str, Any]) -> _Form | None:
 def _row(name: str, i: int, entry: Mapping[str, Any], form: _Form | None, shared: Mapping[str, Any]) -> Row:
     where = f"Row {i} of '{name}'"
     if form is None:
-        genes, fixed = entry.get("arch"), entry.get("fixed", {})
+        genes, settings = entry.get("arch"), entry.get("settings", entry.get("fixed", {}))
         if not isinstance(genes, dict) or not isinstance(genes.get("family"), str):
             raise TailorError(f"{where} has no 'arch' with a 'family'.")
-        if not isinstance(fixed, dict):
-            raise TailorError(f"{where}: 'fixed' must be an object of shared settings, not {fixed!r}.")
-        named, genes, fixed = genes["family"], dict(genes), {**shared, **fixed}
+        if not isinstance(settings, dict):
+            raise TailorError(f"{where}: 'settings' must be an object of shared settings, not {settings!r}.")
+        named, genes, settings = genes["family"], dict(genes), {**shared, **settings}
     else:
         source = entry.get("arch", {}) if form.nested else entry
         for key in form.keys:
@@ -192,9 +192,9 @@ def _row(name: str, i: int, entry: Mapping[str, Any], form: _Form | None, shared
         for key in set(source) - set(form.keys) if form.nested else ():
             raise TailorError(f"{where} has an unknown key 'arch.{key}'; known: {', '.join(form.keys)}.")
         named, space = form.like
-        genes, fixed = form.read(source), {**dict(FAMILIES[named].spaces[space].fixed), "classes": 1000, **shared}
+        genes, settings = form.read(source), {**dict(FAMILIES[named].spaces[space].settings), "classes": 1000, **shared}
     try:
-        return Row(family(named).arch(genes), fixed)
+        return Row(family(named).arch(genes), settings)
     except (TailorError, TypeError) as error:
         raise TailorError(f"{where} is not a valid architecture: {error}") from None
 
@@ -203,7 +203,7 @@ def _numbers(name: str, i: int, entry: Mapping[str, Any], genes: Sequence[str]) 
     """Sizes and accuracies of one row; NaN for null."""
     found = {}
     for key, value in entry.items():
-        if key in ("arch", "fixed") or key in genes or key in LABELS:
+        if key in ("arch", "settings", "fixed") or key in genes or key in LABELS:
             continue
         if value is None:
             found[key] = float("nan")
@@ -223,8 +223,8 @@ def _is_size(key: str) -> bool:
 def same_settings(rows: Sequence[Row]) -> list[list[int]]:
     """Row numbers in groups of one family and one set of shared settings."""
     groups: dict[str, list[int]] = {}
-    for i, (arch, fixed) in enumerate(rows):
-        groups.setdefault(json.dumps([arch.family, dict(fixed)], sort_keys=True, default=str), []).append(i)
+    for i, (arch, settings) in enumerate(rows):
+        groups.setdefault(json.dumps([arch.family, dict(settings)], sort_keys=True, default=str), []).append(i)
     return list(groups.values())
 
 
@@ -233,7 +233,7 @@ def counters(rows: Sequence[Row]) -> list[Counter]:
     found: dict[int, Counter] = {}
     for group in same_settings(rows):
         first = rows[group[0]]
-        counter = Counter(first.arch.family, first.fixed)
+        counter = Counter(first.arch.family, first.settings)
         found |= dict.fromkeys(group, counter)
     return [found[i] for i in range(len(rows))]
 

@@ -17,7 +17,7 @@ from tailorvit.costs import Counter
 from tailorvit.elastic.slicing import prefix
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, export, load, save_network
-from tailorvit.families import FAMILIES, Family, named_arch, with_fixed
+from tailorvit.families import FAMILIES, Family, named_arch, with_settings
 from tailorvit.families.network import PlainNetwork
 from tailorvit.families.resize import resized
 from tailorvit.rng import generator
@@ -36,7 +36,7 @@ def sample(space: Space, n: int, *path: str) -> list[Arch]:
 
 def counter(space: Space) -> Counter:
     """Exact costs in a space."""
-    return Counter(space.family, dict(space.fixed))
+    return Counter(space.family, dict(space.settings))
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -77,13 +77,13 @@ class FamilyContract:
 
     def spaces(self) -> list[Space]:
         """The small named spaces."""
-        found = [s for s in self.family.spaces.values() if max(dict(s.fixed)["image_size"]) <= SMALL_SIDE]
+        found = [s for s in self.family.spaces.values() if max(dict(s.settings)["image_size"]) <= SMALL_SIDE]
         assert found, f"the family '{self.name}' has no named space for images of at most {SMALL_SIDE} px"
-        return [with_fixed(space) for space in found]
+        return [with_settings(space) for space in found]
 
     def smallest_space(self) -> Space:
         """The named space for the smallest images."""
-        return min(self.spaces(), key=lambda s: max(dict(s.fixed)["image_size"]))
+        return min(self.spaces(), key=lambda s: max(dict(s.settings)["image_size"]))
 
     def supernet(self, space: Space) -> Any:
         """A supernet at which every weight matters."""
@@ -92,7 +92,7 @@ class FamilyContract:
 
     def images(self, space: Space, n: int = 2) -> Tensor:
         """Random images for a space."""
-        shared = self.family.settings(dict(space.fixed))
+        shared = self.family.settings(dict(space.settings))
         return torch.randn(n, shared.channels, *shared.image_size, generator=torch.Generator().manual_seed(1))
 
     def check_agreement(self, space: Space, model: Any, archs: list[Arch]) -> None:
@@ -115,7 +115,7 @@ class FamilyContract:
             x = torch.empty(1, shared.channels, *shared.image_size)
             with FlopCounterMode(display=False) as flops:
                 model(x)
-        return flops.get_total_flops() / 2
+        return float(flops.get_total_flops()) / 2
 
     # -- the record -----------------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class FamilyContract:
             assert space.family == self.name and set(space.keys) == set(family.genes)
         for key, named in family.archs.items():
             assert named_arch(key) == named and named.source
-            assert Counter(self.name, named.fixed).params(named.arch) > 0
+            assert Counter(self.name, named.settings).params(named.arch) > 0
 
     def test_architectures_are_json(self) -> None:
         """An architecture reads back from its JSON, and from a table as a recipe writes it."""
@@ -141,13 +141,13 @@ class FamilyContract:
     def test_an_unknown_setting_is_named(self) -> None:
         """With the known ones."""
         with pytest.raises(TailorError, match=r"no setting 'colour'; known: .*classes"):
-            with_fixed(self.smallest_space(), colour=3)
+            with_settings(self.smallest_space(), colour=3)
 
     def test_automatic_spaces_and_baselines_grow(self) -> None:
         """From under 10,000 to over 100 million parameters, in more than 20 steps, roughly growing."""
-        fixed = dict(self.smallest_space().fixed)
-        count = Counter(self.name, fixed)
-        for growing in ([s.largest() for s in self.family.auto(fixed)], list(self.family.baseline(fixed))):
+        settings = dict(self.smallest_space().settings)
+        count = Counter(self.name, settings)
+        for growing in ([s.largest() for s in self.family.auto(settings)], list(self.family.baseline(settings))):
             sizes = [count.params(a) for a in growing]
             assert len(sizes) > 20 and sizes[0] < 10_000 and sizes[-1] > 100_000_000
             # The search for the largest that fits gives up after 24 misses in a row, so nothing later may be smaller
@@ -169,14 +169,14 @@ class FamilyContract:
     def test_supernet_and_extracted_network_agree(self) -> None:
         """``model(x, arch)`` equals ``extract(model, arch)(x)``; where the supernet runs in groups, these too."""
         for space in self.spaces():
-            tiny = max(dict(space.fixed)["image_size"]) <= TINY_SIDE
+            tiny = max(dict(space.settings)["image_size"]) <= TINY_SIDE
             self.check_agreement(space, self.supernet(space), sample(space, 100 if tiny else 20, "agree"))
 
     @torch.no_grad()
     def test_other_settings_agree_and_are_counted(self) -> None:
         """The same with the settings of ``variants``."""
         for settings in self.variants.values():
-            space = with_fixed(self.smallest_space(), **settings)
+            space = with_settings(self.smallest_space(), **settings)
             archs = sample(space, 4, "variants")
             self.check_agreement(space, self.supernet(space), archs)
             assert counter(space).macs(archs[0]) == self.torch_macs(space, archs[0]), settings
@@ -255,7 +255,7 @@ class FamilyContract:
         for space in self.spaces():
             model, x, arch = self.supernet(space), self.images(space), sample(space, 1, "plain")[0]
             plain = self.family.extract(model, arch).eval()
-            built = self.family.build(self.family.settings(dict(space.fixed)), arch)
+            built = self.family.build(self.family.settings(dict(space.settings)), arch)
             assert isinstance(plain, self.family.plain)
             assert {type(m) for m in plain.modules()} == {type(m) for m in built.modules()}, "elastic layers are left"
             before = plain(x)
@@ -269,7 +269,7 @@ class FamilyContract:
             model = self.family.supernet(space, drop_path=0.3)
             plain = self.family.extract(model, space.smallest())
             rates = [m.rate for m in plain.modules() if hasattr(m, "rate")]
-            most = [m.rate for m in model.modules() if hasattr(m, "rate")]
+            most: list[Any] = [m.rate for m in model.modules() if hasattr(m, "rate")]
             rest = iter(most)
             assert all(rate in rest for rate in rates), "the rates of the blocks kept, in their order"
             assert max(most) == pytest.approx(0.3) and len(rates) < len(most)
@@ -279,7 +279,7 @@ class FamilyContract:
         """``from_settings(model.settings)`` builds the same network."""
         space = self.smallest_space()
         model = stirred(
-            self.family.build(self.family.settings(dict(space.fixed)), sample(space, 1, "settings")[0])
+            self.family.build(self.family.settings(dict(space.settings)), sample(space, 1, "settings")[0])
         ).eval()
         assert isinstance(model, PlainNetwork)
         again = self.family.plain.from_settings(json.loads(json.dumps(model.settings))).eval()
@@ -290,7 +290,7 @@ class FamilyContract:
     def test_resizing_keeps_the_weights(self) -> None:
         """At the same size the answers stay; at the next size that suits, the network runs."""
         space = self.smallest_space()
-        model = stirred(self.family.build(self.family.settings(dict(space.fixed)), space.largest())).eval()
+        model = stirred(self.family.build(self.family.settings(dict(space.settings)), space.largest())).eval()
         assert isinstance(model, PlainNetwork)
         if model.not_resizable:
             pytest.skip(model.not_resizable)
@@ -364,14 +364,14 @@ class FamilyContract:
     def network_folder(self, folder: Path) -> PlainNetwork:
         """A network of the smallest space, saved as a run saves it."""
         space = self.smallest_space()
-        shared = self.family.settings(dict(space.fixed))
+        shared = self.family.settings(dict(space.settings))
         torch.manual_seed(0)
         model = self.family.build(shared, space.largest()).eval()
         assert isinstance(model, PlainNetwork)
         preprocessing = {"image_size": list(shared.image_size), "channels": shared.channels, "margin": 1.0}
         preprocessing |= {"mean": [0.5] * shared.channels, "std": [0.25] * shared.channels}
         classes = tuple(f"class {i}" for i in range(shared.classes))
-        card = Card(space.largest(), dict(space.fixed), classes, preprocessing, {"method": "none"})
+        card = Card(space.largest(), dict(space.settings), classes, preprocessing, {"method": "none"})
         save_network(folder / "network", model, card)
         return model
 

@@ -66,7 +66,7 @@ class SearcherContract:
 
     def test_global_randomness_is_left_alone(self) -> None:
         """Draws come from generators of their own."""
-        before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]  # noqa: NPY002
+        before = np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
         run_search(self.build(), PROBLEM.evaluate)
         assert (np.random.get_state()[1] == before).all()  # type: ignore[index]  # noqa: NPY002
 
@@ -144,7 +144,7 @@ class SearcherContract:
     def test_a_small_space_is_exhausted_and_ends(self) -> None:
         """A space of six architectures has six trials."""
         dims = (Dim("depth", (1, 2)), Dim("heads", (1, 2), scope="block"), Dim("mlp", (2,), scope="block"))
-        space = Space("vit", (*dims, Dim("embed", (16,))), tuple(SPACE.fixed))
+        space = Space("vit", (*dims, Dim("embed", (16,))), tuple(SPACE.settings))
         problem = Synthetic(space, {"depth": 2})
         trials = run_search(self.build(space=space, legal=lambda a: True), problem.evaluate)
         assert len(trials) == space.count() == 6

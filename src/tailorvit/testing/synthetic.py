@@ -35,7 +35,7 @@ class Synthetic:
     def __post_init__(self) -> None:
         for key in (*self.optimum, *self.coefficients):
             self.space[key]  # raises for an unknown dimension
-        object.__setattr__(self, "counter", Counter(self.space.family, dict(self.space.fixed)))
+        object.__setattr__(self, "counter", Counter(self.space.family, dict(self.space.settings)))
 
     def clean(self, arch: Arch) -> float:
         """The accuracy without noise."""

@@ -63,11 +63,11 @@ class TowerSettings:
 class TrunkAttention(nn.Module):
     """Multi-head self-attention over all tokens."""
 
-    def __init__(self, shape: TowerSettings) -> None:
+    def __init__(self, design: TowerSettings) -> None:
         super().__init__()
-        self.heads = shape.heads
-        self.qkv = nn.Linear(shape.embed, 3 * shape.embed, bias=shape.qkv_bias)
-        self.proj = nn.Linear(shape.embed, shape.embed)
+        self.heads = design.heads
+        self.qkv = nn.Linear(design.embed, 3 * design.embed, bias=design.qkv_bias)
+        self.proj = nn.Linear(design.embed, design.embed)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, embed) to (B, N, embed)."""
@@ -79,10 +79,10 @@ class TrunkAttention(nn.Module):
 class TrunkMlp(nn.Module):
     """Two linear layers around an activation."""
 
-    def __init__(self, shape: TowerSettings) -> None:
+    def __init__(self, design: TowerSettings) -> None:
         super().__init__()
-        self.act = shape.act
-        self.fc1, self.fc2 = nn.Linear(shape.embed, shape.hidden), nn.Linear(shape.hidden, shape.embed)
+        self.act = design.act
+        self.fc1, self.fc2 = nn.Linear(design.embed, design.hidden), nn.Linear(design.hidden, design.embed)
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape out as in."""
@@ -110,14 +110,14 @@ class TrunkScale(nn.Module):
 class TrunkBlock(nn.Module):
     """Pre-norm transformer block."""
 
-    def __init__(self, shape: TowerSettings) -> None:
+    def __init__(self, design: TowerSettings) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(shape.embed, shape.eps)
-        self.attn = TrunkAttention(shape)
-        self.ls1 = TrunkScale(shape.embed) if shape.layer_scale else nn.Identity()
-        self.norm2 = nn.LayerNorm(shape.embed, shape.eps)
-        self.mlp = TrunkMlp(shape)
-        self.ls2 = TrunkScale(shape.embed) if shape.layer_scale else nn.Identity()
+        self.norm1 = nn.LayerNorm(design.embed, design.eps)
+        self.attn = TrunkAttention(design)
+        self.ls1 = TrunkScale(design.embed) if design.layer_scale else nn.Identity()
+        self.norm2 = nn.LayerNorm(design.embed, design.eps)
+        self.mlp = TrunkMlp(design)
+        self.ls2 = TrunkScale(design.embed) if design.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, embed) to (B, N, embed)."""
@@ -129,9 +129,9 @@ class TrunkBlock(nn.Module):
 class TrunkPatches(nn.Module):
     """Non-overlapping patches to tokens."""
 
-    def __init__(self, shape: TowerSettings) -> None:
+    def __init__(self, design: TowerSettings) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(shape.channels, shape.embed, shape.patch, shape.patch, bias=shape.patch_bias)
+        self.proj = nn.Conv2d(design.channels, design.embed, design.patch, design.patch, bias=design.patch_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, n, embed)."""
@@ -145,16 +145,16 @@ class PlainTrunk(nn.Module):
     Its parameters never train; what trains is a decoder on the taps.
     """
 
-    def __init__(self, shape: TowerSettings) -> None:
+    def __init__(self, design: TowerSettings) -> None:
         super().__init__()
-        self.shape = shape
-        rows = shape.tokens if shape.prefix_positions else shape.tokens - shape.prefix
-        self.patch_embed = TrunkPatches(shape)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.embed)) if shape.class_token else None
-        self.reg_token = nn.Parameter(torch.zeros(1, shape.registers, shape.embed)) if shape.registers else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, rows, shape.embed))
-        self.norm_pre = nn.LayerNorm(shape.embed, shape.eps) if shape.pre_norm else nn.Identity()
-        self.blocks = nn.ModuleList(TrunkBlock(shape) for _ in range(shape.depth))
+        self.design = design
+        rows = design.tokens if design.prefix_positions else design.tokens - design.prefix
+        self.patch_embed = TrunkPatches(design)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, design.embed)) if design.class_token else None
+        self.reg_token = nn.Parameter(torch.zeros(1, design.registers, design.embed)) if design.registers else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, rows, design.embed))
+        self.norm_pre = nn.LayerNorm(design.embed, design.eps) if design.pre_norm else nn.Identity()
+        self.blocks = nn.ModuleList(TrunkBlock(design) for _ in range(design.depth))
         self.requires_grad_(False)
 
     @classmethod
@@ -165,12 +165,12 @@ class PlainTrunk(nn.Module):
     @property
     def settings(self) -> dict[str, Any]:
         """All of the tower but its weights, as plain data; :meth:`from_settings` reads it."""
-        return self.shape.to_dict()
+        return self.design.to_dict()
 
     def tokens(self, x: Tensor) -> Tensor:
         """What the first block takes: class token, registers and patches (B, N, embed), with their positions."""
         x = self.patch_embed(x)
-        own = self.shape.prefix_positions
+        own = self.design.prefix_positions
         if not own:
             x = x + self.pos_embed
         before = [t.expand(x.shape[0], -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
@@ -183,6 +183,6 @@ class PlainTrunk(nn.Module):
         x, found = self.tokens(x), []
         for i, block in enumerate(self.blocks):
             x = block(x)
-            if i >= self.shape.depth - self.shape.taps:
+            if i >= self.design.depth - self.design.taps:
                 found.append(x)
         return torch.stack(found, 1)

@@ -121,11 +121,11 @@ def tower_from_state(
     """
     where = f"'{request.text}'"
     layout, named = recognise_layout(state, where)
-    shape = _tower_settings(named, layout, where, request.over(**known))
-    clip = layout.clip or shape.pre_norm  # only CLIP's towers have a norm before the blocks
+    design = _tower_settings(named, layout, where, request.over(**known))
+    clip = layout.clip or design.pre_norm  # only CLIP's towers have a norm before the blocks
     chosen = request.options.get("norm") or norm or ("clip" if clip else "imagenet")
     mean, std = NORMS[chosen] if isinstance(chosen, str) else chosen
-    return Tower(request.text, shape, _tower_state(named, shape, where), mean, std)
+    return Tower(request.text, design, _tower_state(named, design, where), mean, std)
 
 
 # -- other people's weights by timm's names ---------------------------------------------------------------------------
@@ -287,10 +287,10 @@ def _tower_settings(state: State, layout: Layout, where: str, known: Mapping[str
 _AFTER_BLOCKS = ("norm.", "head", "fc_norm.", "attn_pool.", "mask_token", "ln_post.", "proj")  # not used
 
 
-def _tower_state(state: State, shape: TowerSettings, where: str) -> State:
-    """The weights the shape needs; a missing, misshapen or unsupported one is named in the error."""
+def _tower_state(state: State, design: TowerSettings, where: str) -> State:
+    """The weights the design needs; a missing, misshapen or unsupported one is named in the error."""
     with torch.device("meta"):
-        wanted = {k: tuple(v.shape) for k, v in PlainTrunk(shape).state_dict().items()}
+        wanted = {k: tuple(v.shape) for k, v in PlainTrunk(design).state_dict().items()}
     for name, shape in wanted.items():
         if name not in state:
             raise TailorError(f"The tower in {where} lacks '{name}'.")
@@ -319,9 +319,9 @@ def _read_random(request: TrunkRequest, size: tuple[int, int] = (224, 224), chan
     patch = request.whole_number("patch", next(fitting, 1))
     if patch < 1 or any(s % patch for s in size):
         raise TailorError(f"The patch of '{request.text}' must divide the image size {size[0]}x{size[1]}, not {patch}.")
-    shape = TowerSettings(size, channels, patch, embed, depth, depth, heads, 4 * embed)
+    design = TowerSettings(size, channels, patch, embed, depth, depth, heads, 4 * embed)
     with torch.device("meta"):
-        shapes = {k: v.shape for k, v in PlainTrunk(shape).state_dict().items()}
+        shapes = {k: v.shape for k, v in PlainTrunk(design).state_dict().items()}
     rng = torch.Generator().manual_seed(derive(request.whole_number("seed", 0), "trunk", request.name))
     state: State = {}
     for name, shape in shapes.items():
@@ -333,7 +333,7 @@ def _read_random(request: TrunkRequest, size: tuple[int, int] = (224, 224), chan
             gain = shape[1:].numel() ** -0.5 if name.endswith("weight") else 0.5
             state[name] = gain * torch.randn(shape, generator=rng)
     mean, std = ((0.5,) * channels,) * 2
-    return Tower(request.text, shape, state, mean, std, lambda s, c: _read_random(request, s, c))
+    return Tower(request.text, design, state, mean, std, lambda s, c: _read_random(request, s, c))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -53,16 +53,16 @@ class Trunk:
     @property
     def facts(self) -> dict[str, Any]:
         """What result.json holds about the trunk."""
-        shape = self.network.shape
+        design = self.network.design
         return {
             "source": self.source,
             "params": sum(p.numel() for p in self.network.parameters()),
-            "macs": shape.macs,
+            "macs": design.macs,
             "checksum": self.checksum,
-            "tokens": shape.tokens,
-            "width": shape.embed,
-            "layers": shape.depth,
-            "taps": shape.taps,
+            "tokens": design.tokens,
+            "width": design.embed,
+            "layers": design.depth,
+            "taps": design.taps,
             "depth": self.depth,
         }
 
@@ -72,7 +72,7 @@ class Tower:
     """All weights by timm's names, at the image size they were trained for."""
 
     source: str
-    shape: TowerSettings
+    design: TowerSettings
     state: Mapping[str, Tensor]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -83,8 +83,8 @@ class Tower:
         """The image size where none is set: the tower's own, at most 224 px a side; None: the data's."""
         if self.made_for is not None:
             return None
-        most = max(LARGEST_DEFAULT // self.shape.patch, 1) * self.shape.patch
-        high, wide = (min(side, most) for side in self.shape.image_size)
+        most = max(LARGEST_DEFAULT // self.design.patch, 1) * self.design.patch
+        high, wide = (min(side, most) for side in self.design.image_size)
         return high, wide
 
     def trunk(
@@ -95,8 +95,8 @@ class Tower:
         feature_layers: int | None = None,
     ) -> Trunk:
         """The trunk for these images: the first ``layers`` blocks; the last ``feature_layers`` give the features."""
-        size, depth = image_size or self.default_size or self.shape.image_size, self.shape.depth
-        if self.made_for is not None and (size, channels) != (self.shape.image_size, self.shape.channels):
+        size, depth = image_size or self.default_size or self.design.image_size, self.design.depth
+        if self.made_for is not None and (size, channels) != (self.design.image_size, self.design.channels):
             return self.made_for(size, channels).trunk(size, channels, layers, feature_layers)
         layers = depth if layers is None else layers
         feature_layers = layers if feature_layers is None else feature_layers
@@ -106,16 +106,16 @@ class Tower:
             )
         if not 1 <= feature_layers <= layers:
             raise TailorError(f"trunk.taps must lie between 1 and {layers}, the layers used, not {feature_layers}.")
-        _require_divisible(size, self.shape.patch, self.source)
+        _require_divisible(size, self.design.patch, self.source)
         state = {k: v.float() for k, v in self.state.items() if _is_used(k, layers)}
-        shape = replace(self.shape, image_size=size, depth=layers, taps=feature_layers)
-        prefix = shape.prefix if shape.prefix_positions else 0
-        state["pos_embed"] = resize_positions(state["pos_embed"], self.shape.grid, shape.grid, prefix)
+        design = replace(self.design, image_size=size, depth=layers, taps=feature_layers)
+        prefix = design.prefix if design.prefix_positions else 0
+        state["pos_embed"] = resize_positions(state["pos_embed"], self.design.grid, design.grid, prefix)
         mean, std = self.mean, self.std
-        if channels != shape.channels:
-            shape, state, (mean, std) = _for_grey(shape, state, channels, (mean, std), self.source)
+        if channels != design.channels:
+            design, state, (mean, std) = _for_grey(design, state, channels, (mean, std), self.source)
         with torch.device("meta"):  # drawing weights only to replace them would move torch's generator
-            network = PlainTrunk(shape).eval()
+            network = PlainTrunk(design).eval()
         network.load_state_dict(state, assign=True)
         return Trunk(self.source, network, mean, std, checksum(network), depth)
 
@@ -144,22 +144,22 @@ def resize_positions(table: Tensor, old: tuple[int, int], new: tuple[int, int], 
 
 
 def _for_grey(
-    shape: TowerSettings, state: dict[str, Tensor], channels: int, stats: Stats, source: str
+    design: TowerSettings, state: dict[str, Tensor], channels: int, stats: Stats, source: str
 ) -> tuple[TowerSettings, dict[str, Tensor], Stats]:
     """The tower for grey images, with the same outputs as for the grey image in RGB; the normalisation is folded in.
 
     Channel c sees (g - mean_c) / std_c, which is linear in the grey value normalised by any mean and deviation.
     """
-    if (shape.channels, channels) != (3, 1):
-        raise TailorError(f"'{source}' takes images of {shape.channels} channel(s), the data has {channels}.")
+    if (design.channels, channels) != (3, 1):
+        raise TailorError(f"'{source}' takes images of {design.channels} channel(s), the data has {channels}.")
     mean, std = (torch.tensor(s, dtype=torch.float64) for s in stats)
     own_mean, own_std = mean.mean(), std.mean()
     weight = state["patch_embed.proj.weight"].double()
     offset = (weight * ((own_mean - mean) / std)[:, None, None]).sum((1, 2, 3))
-    bias = state["patch_embed.proj.bias"].double() if shape.patch_bias else torch.zeros(shape.embed).double()
+    bias = state["patch_embed.proj.bias"].double() if design.patch_bias else torch.zeros(design.embed).double()
     state["patch_embed.proj.weight"] = (weight * (own_std / std)[:, None, None]).sum(1, keepdim=True).float()
     state["patch_embed.proj.bias"] = (bias + offset).float()
-    return replace(shape, channels=1, patch_bias=True), state, ((float(own_mean),), (float(own_std),))
+    return replace(design, channels=1, patch_bias=True), state, ((float(own_mean),), (float(own_std),))
 
 
 def checksum(network: PlainTrunk) -> str:

@@ -25,8 +25,6 @@ from tailorvit.families.network import (
     resized_map,
 )
 
-SHAPE = ("embed", "token", "mlp")  # the keys of a network's settings that are its own
-
 
 @dataclass(frozen=True)
 class MixerSettings(NetworkSettings):
@@ -132,8 +130,8 @@ class PlainMixer(PlainNetwork):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainMixer:
         """The network of these settings, freshly initialised."""
-        shared = mixer_settings({k: v for k, v in settings.items() if k not in SHAPE})
-        return cls(shared, settings["embed"], settings["token"], settings["mlp"], drop_path)
+        shape = {k: settings[k] for k in ("embed", "token", "mlp")}
+        return cls(MixerSettings.of(settings, *shape), **shape, drop_path=drop_path)
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:

@@ -125,7 +125,7 @@ class ElasticLadder(nn.Module):
 
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.space, self.shared = space, ladder_settings(dict(space.fixed))
+        self.space, self.shared = space, ladder_settings(dict(space.settings))
         shared, largest = self.shared, space.hull()
         check_size(shared, int(largest.one("embed")), int(largest.one("depth")))
         self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))

@@ -205,8 +205,7 @@ class PlainLadder(PlainNetwork):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainLadder:
         """The network of these settings, freshly initialised; a trunk's weights are to be loaded."""
-        fixed = {k: v for k, v in settings.items() if k not in ("embed", "heads", "mlp", "trunk")}
-        shared = LadderSettings(**{**fixed, "image_size": tuple(fixed["image_size"])})
+        shared = LadderSettings.of(settings, "embed", "heads", "mlp", "trunk")
         trunk = PlainTrunk.from_settings(settings["trunk"]) if settings.get("trunk") else None
         return cls(shared, settings["embed"], settings["heads"], settings["mlp"], drop_path, trunk)
 
@@ -222,7 +221,7 @@ class PlainLadder(PlainNetwork):
 
     def attached(self, trunk: PlainTrunk) -> PlainLadder:
         """A copy that takes images: the trunk comes first, frozen."""
-        told = (trunk.shape.taps, trunk.shape.tokens, trunk.shape.embed)
+        told = (trunk.design.taps, trunk.design.tokens, trunk.design.embed)
         if told != (self.shared.channels, *self.shared.image_size):
             raise ValueError(
                 f"A trunk with taps {told} does not fit {(self.shared.channels, *self.shared.image_size)}."
@@ -246,14 +245,14 @@ class PlainLadder(PlainNetwork):
         """
         whole, one = self.shared.tokens, 1
         if self.trunk is not None:
-            whole, one = max(self.trunk.shape.image_size), self.trunk.shape.patch
+            whole, one = max(self.trunk.design.image_size), self.trunk.design.patch
         row = {"num_chs": self.norm.normalized_shape[0], "reduction": whole if self.shared.one_query else one}
         return [{"module": f"blocks.{i}", **row} for i in range(len(self.blocks))]
 
     @property
     def places(self) -> tuple[int, int] | None:
         """Patches down and across: the trunk's, or what the number of tokens says."""
-        return self.shared.places if self.trunk is None else self.trunk.shape.grid
+        return self.shared.places if self.trunk is None else self.trunk.design.grid
 
     def steps(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Per block its two inputs and its output; from images where there is a trunk, else from taps."""

@@ -25,25 +25,25 @@ def ladder_arch(embed: Any = None, heads: Any = None, mlp: Any = None, depth: An
 
 def fit(space: Space) -> Space:
     """Depth bounded by the taps there are; in design evl embed has one choice, the trunk's width."""
-    fixed = dict(space.fixed)
+    settings = dict(space.settings)
     taps, width = (
-        int(fixed.get("channels", LadderSettings.channels)),
-        fixed.get("image_size", LadderSettings.image_size)[1],
+        int(settings.get("channels", LadderSettings.channels)),
+        settings.get("image_size", LadderSettings.image_size)[1],
     )
     if space["depth"].high > taps:
         raise TailorError(
             f"A ladder has one block a tap: the space has depth {space['depth'].high}, the trunk gives {taps} taps."
         )
     new = {"depth": replace(space["depth"], maximum=taps)}
-    if fixed.get("design", LadderSettings.design) == "evl":
+    if settings.get("design", LadderSettings.design) == "evl":
         new["embed"] = Dim("embed", (int(width),), shift=1, minimum=int(width), maximum=int(width))
     return replace(space, dims=tuple(new.get(d.key, d) for d in space.dims))
 
 
 def _space(
-    depth: Sequence[Value], mlp: Sequence[Value], heads: Sequence[Value], embed: Sequence[Value], **fixed: Any
+    depth: Sequence[Value], mlp: Sequence[Value], heads: Sequence[Value], embed: Sequence[Value], **settings: Any
 ) -> Space:
-    return fit(Space("ladder", block_dims(depth, mlp, heads, embed), tuple(fixed.items())))
+    return fit(Space("ladder", block_dims(depth, mlp, heads, embed), tuple(settings.items())))
 
 
 # CLIP's ViT-B/16 at 224 px. The paper does not name its trunk.
@@ -52,8 +52,8 @@ _EVL: dict[str, Any] = {**_CLIP, "design": "evl", "act": "quick_gelu", "mlp_drop
 _8PX: dict[str, Any] = {"image_size": (5, 24), "channels": 4, "classes": 10, "head_dim": 8}
 
 
-def _s4(**fixed: Any) -> Space:
-    return _space((3, 4, 1), (3.5, 4, 0.5), (2, 14, 2), (336, 384, 24), **fixed)
+def _s4(**settings: Any) -> Space:
+    return _space((3, 4, 1), (3.5, 4, 0.5), (2, 14, 2), (336, 384, 24), **settings)
 
 
 SPACES: Mapping[str, Space] = {
@@ -84,10 +84,10 @@ def _depths(embed: int, taps: int) -> list[int]:
     return sorted({max(1, min(taps, d)) for d in (usual - 1, usual, usual + 1)})
 
 
-def _shapes(fixed: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
+def _shapes(settings: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
     """(embed, depth, heads) from small to large; in design evl the heads grow instead of the width."""
-    head_dim, taps, width = int(fixed.get("head_dim", 64)), int(fixed["channels"]), int(fixed["image_size"][1])
-    if fixed.get("design") == "evl":
+    head_dim, taps, width = int(settings.get("head_dim", 64)), int(settings["channels"]), int(settings["image_size"][1])
+    if settings.get("design") == "evl":
         for heads in range(1, 4 * max(2, width // head_dim) + 1):
             yield from ((width, depth, heads) for depth in range(1, min(taps, 6) + 1))
         return
@@ -96,23 +96,23 @@ def _shapes(fixed: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
         yield from ((embed, d, h) for d, h in itertools.product(_depths(embed, taps), (usual, usual + 1, usual + 2)))
 
 
-def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
+def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape of a decoder, from small to large; a run starts in the last that fits."""
-    for embed, depth, heads in _shapes(fixed):
+    for embed, depth, heads in _shapes(settings):
         step = max(2, round(embed / 8 / 4) * 4) if embed >= 24 else 2
         yield _space(
             (max(1, depth - 2), depth, 1),
             (3, 4, 0.5),
             (max(1, heads - 2), heads, 1),
             (embed - 2 * step, embed, step),
-            **fixed,
+            **settings,
         )
 
 
-def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
+def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed decoders from small to large: uniform blocks, MLP ratio 4, heads times their width near embed."""
-    head_dim, evl = int(fixed.get("head_dim", 64)), fixed.get("design") == "evl"
-    for embed, depth, heads in _shapes(fixed):
+    head_dim, evl = int(settings.get("head_dim", 64)), settings.get("design") == "evl"
+    for embed, depth, heads in _shapes(settings):
         if evl or heads == max(1, round(embed / head_dim)):
             yield ladder_arch(embed, heads, 4, depth)
 
@@ -138,4 +138,4 @@ def shrink(space: Space) -> Space:
         for d in space.dims
     ]
     plain = replace(space, dims=tuple(dims))
-    return fit(plain.with_fixed(image_size=(17, 32), channels=4, classes=10, head_dim=8))
+    return fit(plain.with_settings(image_size=(17, 32), channels=4, classes=10, head_dim=8))

@@ -118,7 +118,7 @@ class ElasticPiT(nn.Module):
 
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.space, self.shared = space, pit_settings(dict(space.fixed))
+        self.space, self.shared = space, pit_settings(dict(space.settings))
         base, shared = int(space["base"].high), self.shared
         widths = [(int(space[f"heads.{s}"].high), base) for s in STAGES]
         depths = [int(space[f"depth.{s}"].high) for s in STAGES]

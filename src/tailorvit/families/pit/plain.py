@@ -176,9 +176,8 @@ class PlainPiT(PlainNetwork):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainPiT:
         """The network of these settings, freshly initialised."""
-        widths = {k: settings[k] for k in ("base", "depth", "heads", "mlp")}
-        fixed = {k: v for k, v in settings.items() if k not in widths}
-        return cls(PitSettings(**{**fixed, "image_size": tuple(fixed["image_size"])}), **widths, drop_path=drop_path)
+        shape = {k: settings[k] for k in ("base", "depth", "heads", "mlp")}
+        return cls(PitSettings.of(settings, *shape), **shape, drop_path=drop_path)
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ def pit_space(
     depth: Sequence[Sequence[Value]],
     heads: Sequence[Sequence[Value]],
     mlp: Sequence[Value],
-    fixed: Mapping[str, Any],
+    settings: Mapping[str, Any],
     shifts: Sequence[Value] = (0, 0, 0),
 ) -> Space:
     """Dimensions in the order of the genes, heads tied; ``shifts`` are the heads' space steps, 0 for smallest gaps."""
@@ -65,7 +65,7 @@ def pit_space(
         for s, h, step in zip(STAGES, heads, shifts, strict=True)
     ]
     dims.append(Dim("mlp", tuple(mlp), minimum=0.5))
-    return Space("pit", tuple(dims), tuple(fixed.items()), TIES)
+    return Space("pit", tuple(dims), tuple(settings.items()), TIES)
 
 
 _PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "stride": 8}
@@ -85,9 +85,9 @@ SPACES: Mapping[str, Space] = {
 }
 
 
-def _named(source: str, base: int, depth: str, heads: str, mlp: float, **fixed: Any) -> Named:
+def _named(source: str, base: int, depth: str, heads: str, mlp: float, **settings: Any) -> Named:
     arch = pit_arch(base=base, depth=[int(d) for d in depth.split()], heads=[int(h) for h in heads.split()], mlp=mlp)
-    return Named(arch, {"classes": 1000, **_PAPER, **fixed}, source)
+    return Named(arch, {"classes": 1000, **_PAPER, **settings}, source)
 
 
 ARCHS: Mapping[str, Named] = {
@@ -116,7 +116,7 @@ def _depth(base: int) -> tuple[int, int, int]:
     return min(2, 1 + base // 16), max(1, min(6, round(base / 5))), max(1, min(4, round(base / 8)))
 
 
-def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
+def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape of a PiT, from small to large; a run starts in the last that fits."""
     for base in _bases():
         step = max(1, round(base / 8))
@@ -125,10 +125,10 @@ def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
                 continue
             depth = [tuple(range(max(1, d - 1), d + 2 - (base < 6))) for d in _depth(base)]
             bases = tuple(b for b in (base - 2 * step, base - step, base) if b > 0)
-            yield pit_space(bases, depth, heads, (2, 3, 4), fixed, (1, 2, 4) if heads[0] != (1,) else (1, 1, 2))
+            yield pit_space(bases, depth, heads, (2, 3, 4), settings, (1, 2, 4) if heads[0] != (1,) else (1, 1, 2))
 
 
-def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
+def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed PiTs from small to large: heads double from stage to stage, MLP ratio 4."""
     for base in _bases():
         for first in (1, 2):
@@ -170,4 +170,4 @@ def shrink(space: Space) -> Space:
         else d
         for d in space.dims
     ]
-    return replace(space, dims=tuple(dims)).with_fixed(**_8PX)
+    return replace(space, dims=tuple(dims)).with_settings(**_8PX)

@@ -217,7 +217,7 @@ class ElasticShunted(nn.Module):
 
     def __init__(self, space: Space, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.space, self.shared = space, shunted_settings(dict(space.fixed))
+        self.space, self.shared = space, shunted_settings(dict(space.settings))
         largest = space.hull()
         for embed in space["embed"].choices:
             shapes(self.shared, int(embed), largest.one("mlp"))

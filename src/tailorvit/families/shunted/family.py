@@ -108,9 +108,9 @@ def outline(shared: ShuntedSettings, arch: Arch) -> list[dict[str, Any]]:
 # -- entry record -----------------------------------------------------------------------------------------------------
 
 
-def resettle(arch: Arch, fixed: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Arch, dict[str, Any]]:
+def resettle(arch: Arch, shared: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Arch, dict[str, Any]]:
     """After a resize: the reduction of the keys is a shared setting."""
-    return arch, {**fixed, "reduce": tuple(settings["reduce"])}
+    return arch, {**shared, "reduce": tuple(settings["reduce"])}
 
 
 FAMILY = Family(

@@ -113,7 +113,7 @@ def stem_layers(shared: ShuntedSettings) -> tuple[nn.ModuleList, nn.ModuleList]:
 
 
 def stem_features(convs: nn.ModuleList, norms: nn.ModuleList, x: Tensor) -> Tensor:
-    """(B, C, H, W) through the stem's fixed part."""
+    """(B, C, H, W) through the stem's settings part."""
     for conv, norm in zip(convs, norms, strict=True):
         x = F.relu(norm(conv(x)))
     return x
@@ -290,9 +290,8 @@ class PlainShunted(PlainNetwork):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainShunted:
         """The network of these settings, freshly initialised."""
-        own = ("embed", "depth", "mlp")
-        fixed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k not in own}
-        return cls(ShuntedSettings(**fixed), settings["embed"], settings["depth"], settings["mlp"], drop_path)
+        shape = {k: settings[k] for k in ("embed", "depth", "mlp")}
+        return cls(ShuntedSettings.of(settings, *shape), **shape, drop_path=drop_path)
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:

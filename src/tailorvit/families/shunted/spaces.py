@@ -31,14 +31,14 @@ def shunted_arch(embed: Any = None, depth: Any = None, mlp: Any = None, **unknow
     return arch
 
 
-def _space(depth: Sequence[Value], mlp: Sequence[Value], embed: Sequence[Value], **fixed: Any) -> Space:
+def _space(depth: Sequence[Value], mlp: Sequence[Value], embed: Sequence[Value], **settings: Any) -> Space:
     """Dimensions in S4's order: depth, ratio, embed; each sequence is (low, high, step)."""
     dims = (
         Dim.span("depth", *depth, minimum=1),
         Dim.span("mlp", *mlp, minimum=1),
         Dim.span("embed", *embed, minimum=embed[2]),
     )
-    return Space("shunted", dims, tuple(fixed.items()))
+    return Space("shunted", dims, tuple(settings.items()))
 
 
 _PAPER: dict[str, Any] = {"image_size": (224, 224)}  # S4's settings are the defaults of the shared
@@ -65,8 +65,14 @@ SPACES: Mapping[str, Space] = {
 
 
 def _published(base: Sequence[int], growth: Sequence[int], depth: int, convs: int) -> Named:
-    fixed = {"depth_base": tuple(base), "depth_growth": tuple(growth), "stem_convs": convs, "classes": 1000, **_PAPER}
-    return Named(shunted_arch(64, depth, 8), fixed, "Shunted Transformer (hand-designed)")
+    settings = {
+        "depth_base": tuple(base),
+        "depth_growth": tuple(growth),
+        "stem_convs": convs,
+        "classes": 1000,
+        **_PAPER,
+    }
+    return Named(shunted_arch(64, depth, 8), settings, "Shunted Transformer (hand-designed)")
 
 
 ARCHS: Mapping[str, Named] = {
@@ -108,15 +114,15 @@ def shrink(space: Space) -> Space:
         replace(d, choices=small[d.name][: len(d.choices)], shift=step, minimum=step)
         for d, step in ((d, 2 if d.name == "embed" else 1) for d in space.dims)
     )
-    return replace(space, dims=dims).with_fixed(**_8PX)
+    return replace(space, dims=dims).with_settings(**_8PX)
 
 
 # -- shapes for a budget ----------------------------------------------------------------------------------------------
 
 
-def _widths(fixed: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+def _widths(settings: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """Widths of the first stage to try, all divisible by the heads of every stage, each with its step of choices."""
-    heads = fixed.get("heads", ShuntedSettings.heads)
+    heads = settings.get("heads", ShuntedSettings.heads)
     unit = math.lcm(*(h // math.gcd(h, 2**s) for s, h in enumerate(heads)))
     embed = unit
     while embed <= max(256, 16 * unit):
@@ -130,16 +136,16 @@ def _depths(embed: int) -> tuple[int, int]:
     return usual, usual + 1
 
 
-def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
+def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape, from small to large; a run starts in the last that fits."""
-    for embed, step in _widths(fixed):
+    for embed, step in _widths(settings):
         low = embed - min(2, (embed - 1) // step) * step
         for depth, mlp in itertools.product(_depths(embed), (4, 6, 8)):
-            yield _space((max(1, depth - 1), depth, 1), (mlp - 2, mlp, 1), (low, embed, step), **fixed)
+            yield _space((max(1, depth - 1), depth, 1), (mlp - 2, mlp, 1), (low, embed, step), **settings)
 
 
-def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
+def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed networks from small to large: the published shape, with half its MLP ratio to all of it."""
-    for embed, _ in _widths(fixed):
+    for embed, _ in _widths(settings):
         for depth, mlp in itertools.product(_depths(embed), (4, 6, 8)):
             yield shunted_arch(embed, depth, mlp)

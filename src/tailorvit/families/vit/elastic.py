@@ -130,7 +130,7 @@ class ElasticViT(nn.Module):
 
     def __init__(self, space: Space, drop_path: float = 0.0, execution: Execution = "auto") -> None:
         super().__init__()
-        self.space, self.shared = space, vit_settings(dict(space.fixed))
+        self.space, self.shared = space, vit_settings(dict(space.settings))
         largest = space.hull()
         self.embed, depth = int(largest.one("embed")), int(largest.one("depth"))
         self.heads = int(max(largest.many("heads")))

@@ -185,8 +185,7 @@ class PlainViT(PlainNetwork):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainViT:
         """The network of these settings, freshly initialised."""
-        fixed = {k: v for k, v in settings.items() if k not in ("embed", "heads", "mlp")}
-        shared = ViTSettings(**{**fixed, "image_size": tuple(fixed["image_size"])})
+        shared = ViTSettings.of(settings, "embed", "heads", "mlp")
         return cls(shared, settings["embed"], settings["heads"], settings["mlp"], drop_path)
 
     @property

@@ -21,9 +21,9 @@ def vit_arch(embed: Any = None, heads: Any = None, mlp: Any = None, depth: Any =
 
 
 def _space(
-    depth: Sequence[Value], mlp: Sequence[Value], heads: Sequence[Value], embed: Sequence[Value], **fixed: Any
+    depth: Sequence[Value], mlp: Sequence[Value], heads: Sequence[Value], embed: Sequence[Value], **settings: Any
 ) -> Space:
-    return Space("vit", block_dims(depth, mlp, heads, embed), tuple(fixed.items()))
+    return Space("vit", block_dims(depth, mlp, heads, embed), tuple(settings.items()))
 
 
 _PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "head_dim": 64, "reach": 14, "eps": 1e-5}
@@ -47,10 +47,10 @@ SPACES: Mapping[str, Space] = {
 }
 
 
-def _named(source: str, fixed: Mapping[str, Any], embed: int, mlp: str, heads: str) -> Named:
+def _named(source: str, settings: Mapping[str, Any], embed: int, mlp: str, heads: str) -> Named:
     ratios = [float(v) for v in mlp.split()]
     counts = [int(v) for v in heads.split()]
-    return Named(vit_arch(embed, counts, ratios), {"classes": 1000, **fixed}, source)
+    return Named(vit_arch(embed, counts, ratios), {"classes": 1000, **settings}, source)
 
 
 def _deit(embed: int, heads: int) -> Named:
@@ -101,9 +101,9 @@ def _widths() -> Iterator[int]:
         embed += 2 if embed < 96 else 4 if embed < 192 else 8
 
 
-def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
+def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape of a ViT, from small to large; a run starts in the last that fits."""
-    head_dim = int(fixed["head_dim"])
+    head_dim = int(settings["head_dim"])
     for embed in _widths():
         step = max(2, round(embed / 8 / 4) * 4) if embed >= 24 else 2
         usual = max(1, round(embed / head_dim))
@@ -113,13 +113,13 @@ def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
                 (3, 4, 0.5),
                 (max(1, heads - 2), heads, 1),
                 (embed - 2 * step, embed, step),
-                **fixed,
+                **settings,
             )
 
 
-def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
+def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed ViTs from small to large: uniform blocks, MLP ratio 4, heads times head width near the width."""
-    head_dim = int(fixed["head_dim"])
+    head_dim = int(settings["head_dim"])
     for embed in _widths():
         for depth in _depths(embed, 12):
             yield vit_arch(embed, max(1, round(embed / head_dim)), 4, depth)
@@ -169,6 +169,6 @@ def shrink(space: Space) -> Space:
             dims.append(replace(dim, choices=choices, shift=4 if dim.name == "embed" else 1, minimum=0))
         else:
             dims.append(replace(dim, minimum=0))
-    return replace(space, dims=tuple(dims)).with_fixed(
+    return replace(space, dims=tuple(dims)).with_settings(
         image_size=(8, 8), patch=2, head_dim=8, reach=3, channels=1, classes=10
     )

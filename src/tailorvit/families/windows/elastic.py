@@ -22,12 +22,11 @@ from tailorvit.elastic.slicing import Width, prefix
 from tailorvit.errors import TailorError
 from tailorvit.families.assemble import assemble
 from tailorvit.families.base import Layer, require_room
-from tailorvit.families.network import hidden_width
+from tailorvit.families.network import Sides, hidden_width
 from tailorvit.families.windows.plain import (
     STAGES,
     Cut,
     PlainWindowed,
-    Sides,
     WindowSettings,
     WindowStage,
     clipped,

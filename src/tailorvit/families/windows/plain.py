@@ -336,9 +336,9 @@ class PlainWindowed(PlainNetwork):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainWindowed:
         """The network of these settings, freshly initialised."""
-        fixed = {k: v for k, v in settings.items() if k != "stages"}
-        shared = WindowSettings(**{**fixed, "image_size": tuple(fixed["image_size"])})
-        return cls(shared, [WindowStage.from_dict(s) for s in settings["stages"]], drop_path)
+        return cls(
+            WindowSettings.of(settings, "stages"), [WindowStage.from_dict(s) for s in settings["stages"]], drop_path
+        )
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 from tailorvit.arch import Arch, Value, number
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer, Named
+from tailorvit.families.network import Sides
 from tailorvit.families.windows.elastic import (
     ElasticWindows,
     Stages,
@@ -27,7 +28,7 @@ from tailorvit.families.windows.elastic import (
     window_settings,
     windows_for,
 )
-from tailorvit.families.windows.plain import STAGES, PlainWindowed, Sides, WindowSettings, WindowStage, attention
+from tailorvit.families.windows.plain import STAGES, PlainWindowed, WindowSettings, WindowStage, attention
 from tailorvit.space import Dim, Space
 
 # -- spaces and architectures ------------------------------------------------------------------------------------------
@@ -51,14 +52,14 @@ def swin_arch(genes: Mapping[str, Any]) -> Arch:
     return arch
 
 
-def _space(depth: Sequence[Value], mlp: Sequence[Value], embed: Sequence[Value], least: int, **fixed: Any) -> Space:
+def _space(depth: Sequence[Value], mlp: Sequence[Value], embed: Sequence[Value], least: int, **settings: Any) -> Space:
     """Dimensions in S4's order: blocks of stage 3, ratio, width; each sequence is (low, high, step)."""
     dims = (
         Dim.span("depth", *depth, scope="stage", stage=3, minimum=1),
         Dim.span("mlp", *mlp, minimum=0.5),
         Dim.span("embed", *embed, minimum=least),
     )
-    return Space("swin", dims, tuple(fixed.items()))
+    return Space("swin", dims, tuple(settings.items()))
 
 
 _PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 4, "depths": (2, 2, 2), "window": 7, "eps": 1e-5}
@@ -105,7 +106,7 @@ def shrink(space: Space) -> Space:
             dims.append(replace(dim, choices=small[dim.name][: len(dim.choices)], shift=1, minimum=0))
         else:
             dims.append(replace(dim, minimum=0))
-    return replace(space, dims=tuple(dims)).with_fixed(**_DIGITS)
+    return replace(space, dims=tuple(dims)).with_settings(**_DIGITS)
 
 
 # -- shapes for a budget ----------------------------------------------------------------------------------------------
@@ -130,19 +131,19 @@ def _thirds(embed: int) -> list[int]:
     return [usual, usual + 1, usual + 2]
 
 
-def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
+def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape of a Swin, from small to large; a run starts in the last that fits."""
-    unit = _unit(fixed["heads"])
+    unit = _unit(settings["heads"])
     for embed in _widths(unit):
         step = unit * max(1, round(embed / 8 / unit))
         low = max(embed % step or step, embed - 2 * step)
         for third in _thirds(embed):
-            yield _space((max(1, third - 2), third, 1), (3, 4, 0.5), (low, embed, step), unit, **fixed)
+            yield _space((max(1, third - 2), third, 1), (3, 4, 0.5), (low, embed, step), unit, **settings)
 
 
-def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
+def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed Swins from small to large: MLP ratio 4."""
-    for embed in _widths(_unit(fixed["heads"])):
+    for embed in _widths(_unit(settings["heads"])):
         for third in _thirds(embed):
             yield swin_arch({"depth.3": third, "embed": number(embed), "mlp": 4})
 
@@ -185,7 +186,7 @@ def stages_of(shared: SwinSettings, arch: Arch) -> Stages:
 
 def supernet(space: Space, drop_path: float = 0.0, execution: str = "auto") -> ElasticWindows:
     """The supernet of a space; it has one execution, whatever ``execution`` says."""
-    return ElasticWindows(space, swin_settings(dict(space.fixed)), stages_of, drop_path)
+    return ElasticWindows(space, swin_settings(dict(space.settings)), stages_of, drop_path)
 
 
 def build(shared: SwinSettings, arch: Arch, drop_path: Any = 0.0, execution: str = "auto") -> PlainWindowed:
@@ -228,17 +229,17 @@ def layers(shared: SwinSettings, segment: Any) -> list[Layer]:
 # -- entry record -----------------------------------------------------------------------------------------------------
 
 
-def swin_settings(fixed: Mapping[str, Any]) -> SwinSettings:
+def swin_settings(settings: Mapping[str, Any]) -> SwinSettings:
     """Type and check the shared settings."""
-    shared = window_settings("swin", SwinSettings, fixed)
+    shared = window_settings("swin", SwinSettings, settings)
     whole_numbers("swin", "heads", shared.heads, STAGES)
     whole_numbers("swin", "depths", shared.depths, STAGES - 1)
     return shared
 
 
-def resettle(arch: Arch, fixed: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Arch, dict[str, Any]]:
+def resettle(arch: Arch, shared: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Arch, dict[str, Any]]:
     """After a resize: the window is a shared setting."""
-    return arch, {**fixed, "window": settings["stages"][0]["window"][0]}
+    return arch, {**shared, "window": settings["stages"][0]["window"][0]}
 
 
 FAMILY = Family(

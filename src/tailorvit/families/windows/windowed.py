@@ -13,6 +13,7 @@ from typing import Any
 from tailorvit.arch import Arch, Value, number
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer, Named
+from tailorvit.families.network import Sides
 from tailorvit.families.windows.elastic import (
     ElasticWindows,
     Stages,
@@ -26,7 +27,7 @@ from tailorvit.families.windows.elastic import (
     window_settings,
     windows_for,
 )
-from tailorvit.families.windows.plain import STAGES, PlainWindowed, Sides, WindowSettings, WindowStage, attention
+from tailorvit.families.windows.plain import STAGES, PlainWindowed, WindowSettings, WindowStage, attention
 from tailorvit.space import Dim, Space
 
 # -- spaces and architectures ------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def _stage_gene(genes: Mapping[str, Any], name: str, stage: int) -> Any:
 Row = Mapping[str, Sequence[Value]]
 
 
-def _space(stages: Sequence[Row], shifts: Mapping[str, Value], minima: Mapping[str, Value], **fixed: Any) -> Space:
+def _space(stages: Sequence[Row], shifts: Mapping[str, Value], minima: Mapping[str, Value], **settings: Any) -> Space:
     """One row of choices per stage."""
     dims = []
     for s, row in enumerate(stages, 1):
@@ -102,7 +103,7 @@ def _space(stages: Sequence[Row], shifts: Mapping[str, Value], minima: Mapping[s
                     minima.get(name, 0),
                 )
             )
-    return Space("windowed", tuple(dims), tuple(fixed.items()))
+    return Space("windowed", tuple(dims), tuple(settings.items()))
 
 
 _PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 4, "head_dim": 32, "eps": 1e-5}
@@ -161,7 +162,7 @@ def shrink(space: Space) -> Space:
         least = 8 if dim.name == "qkv" else 0
         shift = {"mlp": dim.shift, "qkv": 8}.get(dim.name, 0)
         dims.append(replace(dim, choices=choices[: len(dim.choices)], shift=shift, minimum=least))
-    return replace(space, dims=tuple(dims)).with_fixed(**_DIGITS)
+    return replace(space, dims=tuple(dims)).with_settings(**_DIGITS)
 
 
 # -- shapes for a budget ----------------------------------------------------------------------------------------------
@@ -181,10 +182,10 @@ def _depths(base: int) -> list[tuple[int, int, int, int]]:
     return [(each, each, third, each) for third in (usual, usual + 1, usual + 2)]
 
 
-def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
+def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape, from small to large; a run starts in the last that fits."""
-    dim = int(fixed["head_dim"])
-    maps = WindowSettings(tuple(fixed["image_size"]), int(fixed["patch"])).maps
+    dim = int(settings["head_dim"])
+    maps = WindowSettings(tuple(settings["image_size"]), int(settings["patch"])).maps
     for base in _bases():
         for depths in _depths(base):
             rows = []
@@ -200,13 +201,13 @@ def auto_space(fixed: Mapping[str, Any]) -> Iterator[Space]:
                         "window": windows_for(maps[s]),
                     }
                 )
-            yield _space(rows, {"qkv": dim}, {"qkv": dim, "mlp": 0.5}, **fixed)
+            yield _space(rows, {"qkv": dim}, {"qkv": dim, "mlp": 0.5}, **settings)
 
 
-def baseline(fixed: Mapping[str, Any]) -> Iterator[Arch]:
+def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed networks from small to large: Swin's shape, MLP ratio 4, heads times head width near the width."""
-    dim = int(fixed["head_dim"])
-    maps = WindowSettings(tuple(fixed["image_size"]), int(fixed["patch"])).maps
+    dim = int(settings["head_dim"])
+    maps = WindowSettings(tuple(settings["image_size"]), int(settings["patch"])).maps
     for base in _bases():
         widths = [base * 2**s for s in range(STAGES)]
         genes = {
@@ -251,7 +252,7 @@ def stages_of(shared: WindowedSettings, arch: Arch) -> Stages:
 
 def supernet(space: Space, drop_path: float = 0.0, execution: str = "auto") -> ElasticWindows:
     """The supernet of a space; it has one execution, whatever ``execution`` says."""
-    return ElasticWindows(space, windowed_settings(dict(space.fixed)), stages_of, drop_path)
+    return ElasticWindows(space, windowed_settings(dict(space.settings)), stages_of, drop_path)
 
 
 def build(shared: WindowedSettings, arch: Arch, drop_path: Any = 0.0, execution: str = "auto") -> PlainWindowed:
@@ -292,15 +293,15 @@ def layers(shared: WindowedSettings, segment: Any) -> list[Layer]:
 # -- entry record -----------------------------------------------------------------------------------------------------
 
 
-def windowed_settings(fixed: Mapping[str, Any]) -> WindowedSettings:
+def windowed_settings(settings: Mapping[str, Any]) -> WindowedSettings:
     """Type and check the shared settings."""
-    return window_settings("windowed", WindowedSettings, fixed)
+    return window_settings("windowed", WindowedSettings, settings)
 
 
-def resettle(arch: Arch, fixed: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Arch, dict[str, Any]]:
+def resettle(arch: Arch, shared: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Arch, dict[str, Any]]:
     """After a resize: windows are genes."""
     stages = settings["stages"]
-    return arch.replace(**{f"window.{i}": tuple(stage["window"]) for i, stage in enumerate(stages, 1)}), fixed
+    return arch.replace(**{f"window.{i}": tuple(stage["window"]) for i, stage in enumerate(stages, 1)}), shared
 
 
 FAMILY = Family(
