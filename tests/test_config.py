@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tailorvit.methods.plan import tiny
 
 from tailorvit.api import recipe_for
 from tailorvit.config import (
@@ -19,6 +18,7 @@ from tailorvit.config import (
     to_toml,
 )
 from tailorvit.errors import TailorError
+from tailorvit.methods.tiny import tiny
 from tailorvit.search import PRESETS, EvolutionSettings, RandomSettings
 
 recipes = pytest.mark.parametrize("name", recipe_names())
@@ -226,9 +226,9 @@ def test_broken_toml_and_broken_text(tmp_path):
 @pytest.mark.parametrize(("name", "key"), [("nsga2", "population"), ("random", "budget")])
 def test_another_searcher_leaves_the_settings_of_the_recipes_own_behind(name, key):
     for recipe in (None, "autoformer-digits"):
-        config = recipe_for(recipe, sets=[f"search.name={name}", f"search.{key}=7"])
+        config = recipe_for(recipe, settings=[f"search.name={name}", f"search.{key}=7"])
         assert config.search == {"name": name, key: 7} and getattr(config.search_settings(), key) == 7
-    assert recipe_for(None, sets=["search.name=evolution"]).search["parents"] > 0, "the same one keeps them"
+    assert recipe_for(None, settings=["search.name=evolution"]).search["parents"] > 0, "the same one keeps them"
 
 
 def test_the_tiny_form_keeps_images_of_ones_own_however_they_are_named(tmp_path):
@@ -236,17 +236,17 @@ def test_the_tiny_form_keeps_images_of_ones_own_however_they_are_named(tmp_path)
     mine.write_text('[data]\nsource = "photos"\n[limits]\nmax_params = "60k"\n')
     ways = [(str(mine), {}), ("s4-digits", {"data": "photos"}), ("s4-digits", {"sets": ["data.source=photos"]})]
     for recipe, given in ways:
-        assert recipe_for(recipe, small=True, **given).data.source == "photos"
-    assert recipe_for(str(mine), small=True).limits == {"max_params": "60k"}
-    assert recipe_for("s4-vit-cifar10", small=True).data.source == "digits"
+        assert recipe_for(recipe, tiny=True, **given).data.source == "photos"
+    assert recipe_for(str(mine), tiny=True).limits == {"max_params": "60k"}
+    assert recipe_for("s4-vit-cifar10", tiny=True).data.source == "digits"
 
 
 def test_a_table_that_is_none_is_named_in_the_tiny_form_too():
     for small in (False, True):
         with pytest.raises(TailorError, match="'data' is a table of settings, not 'photos'"):
-            recipe_for(None, sets=["data=photos"], small=small)
+            recipe_for(None, settings=["data=photos"], tiny=small)
         with pytest.raises(TailorError, match=r"'?search'?"):
-            recipe_for(None, sets=["search=nsga2"], small=small)
+            recipe_for(None, settings=["search=nsga2"], tiny=small)
 
 
 def test_data_may_be_a_path():

@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> Row:
         written = Path(place) / "recipe.toml"
         table = recipe(options.case, options.size, options.seed, options.data.resolve())
         written.write_text(tomli_w.dumps(table), encoding="utf-8")
-        result = tailorvit.run(str(written), out=Path(place) / "run", sets=options.sets, progress="plain").facts
+        result = tailorvit.run(str(written), out=Path(place) / "run", settings=options.sets, progress="plain").facts
     search = sum(
         s for k, s in result["seconds"].items() if k.partition("-")[0] not in ("final", "baseline", "analysis")
     )

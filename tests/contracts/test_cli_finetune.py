@@ -16,7 +16,7 @@ QUICK = ["arch={depth=1, embed=16, heads=1, mlp=2}", "baseline=false", "analysis
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    tailorvit.run("s4-digits", method="fixed", out=folder, small=True, sets=QUICK, progress="quiet", command="test")
+    tailorvit.run("s4-digits", method="fixed", out=folder, tiny=True, settings=QUICK, progress="quiet")
     return folder
 
 

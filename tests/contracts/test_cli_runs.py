@@ -31,7 +31,7 @@ def photos(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def finished(photos, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "zoo"
-    tailorvit.run(data=str(photos), out=folder, small=True, image_size=16, sets=QUICK, progress="quiet", command="test")
+    tailorvit.run(data=str(photos), out=folder, tiny=True, image_size=16, settings=QUICK, progress="quiet")
     return folder
 
 
@@ -48,7 +48,7 @@ def unfinished(tmp_path_factory) -> Path:
 
         patch.setattr(Session, "search", stop)
         with pytest.raises(KeyboardInterrupt, match=r"^tailorvit resume .*stopped$"):
-            tailorvit.run("s4-digits", out=folder, small=True, sets=QUICK, progress="quiet")
+            tailorvit.run("s4-digits", out=folder, tiny=True, settings=QUICK, progress="quiet")
     return folder
 
 
@@ -192,7 +192,7 @@ def test_data_that_changed_since(call, photos, tmp_path):
     shutil.copytree(photos, root)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        tailorvit.run(data=str(root), out=run, small=True, image_size=16, progress="quiet")
+        tailorvit.run(data=str(root), out=run, tiny=True, image_size=16, progress="quiet")
     shutil.copy(root / "cat" / "00.png", root / "dog" / "new.png")
     refused(call("resume", run), "data changed")
 

@@ -17,7 +17,7 @@ from tailorvit.costs import meter as meter_module
 from tailorvit.data import Data
 from tailorvit.methods import METHODS
 from tailorvit.methods import session as session_module
-from tailorvit.methods.session import RunSink, Session
+from tailorvit.methods.session import Session, StageSink
 from tailorvit.report import write_report
 from tailorvit.runs import Run, checkpoint
 
@@ -40,7 +40,7 @@ def go(folder, *sets, **options):
     recipe = folder.parent / "mine.toml"
     recipe.write_text(MINE)
     return tailorvit.run(
-        str(recipe), out=folder, small=True, sets=[*QUICK, *sets], progress="quiet", command="test", **options
+        str(recipe), out=folder, tiny=True, settings=[*QUICK, *sets], progress="quiet", **options
     )
 
 
@@ -91,7 +91,7 @@ def test_the_test_split_is_opened_last(name, done, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "fit", fitted)
     monkeypatch.setattr(Session, "search", searched)
     if name == "finetune":
-        result = tailorvit.finetune(done, data="digits", small=True, out=tmp_path / "run", progress="quiet")
+        result = tailorvit.finetune(done, data="digits", tiny=True, out=tmp_path / "run", progress="quiet")
     else:
         result = go(tmp_path / "run", *RECIPES[name])
     opened = seen.index("test")
@@ -146,7 +146,7 @@ def test_interrupted_anywhere_the_report_renders_and_the_run_goes_on(done, tmp_p
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunSink, "progress", stop)
+        patch.setattr(StageSink, "progress", stop)
         go(folder)
     page = write_report(folder).read_text(encoding="utf-8")
     assert "<html" in page and ("unfinished" in page.lower() or "not finished" in page.lower())
@@ -184,7 +184,7 @@ def test_measured_costs_are_measured_once(tmp_path, monkeypatch):
     folder, limits = tmp_path / "run", ["limits.max_latency=5ms", "space=vit-8px", "train.batch=200", "baseline=false"]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(
-            RunSink,
+            StageSink,
             "progress",
             lambda self, *_: (_ for _ in ()).throw(KeyboardInterrupt) if self.stage == "final" else None,
         )

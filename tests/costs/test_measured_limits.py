@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tailorvit.methods.plan import auto_space, default_limit, hand_designed, threads_for
 
 from tailorvit import api, units
-from tailorvit.api import prepare, recipe_for
+from tailorvit.api import recipe_for
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
 from tailorvit.costs.measure import Latency, measure_latency
 from tailorvit.costs.meter import growing, largest_fitting, largest_measured
 from tailorvit.errors import InfeasibleError
+from tailorvit.methods.baseline import baseline_arch
+from tailorvit.methods.first_space import auto_space, default_limit
+from tailorvit.methods.prepare import prepare, threads_for
 
 FIXED = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head_dim": 32, "reach": 7}
 
@@ -66,7 +68,7 @@ def test_a_space_for_a_latency_takes_few_measurements_on_the_runs_device(clock):
     meter = Meter.for_space(space)
     assert 0.7 * 10e-3 < meter.cost("params", space.largest()) * 1e-8 <= 0.95 * 10e-3, "with room for the clock"
     before = len(clock)
-    baseline = hand_designed(space, Meter.for_space(space, limits, device="meta"))
+    baseline = baseline_arch(space, Meter.for_space(space, limits, device="meta"))
     assert 0.7 * 10e-3 < meter.cost("params", baseline) * 1e-8 <= 10e-3 and len(clock) - before < 40
 
 
@@ -74,7 +76,7 @@ def test_counted_limits_are_kept_beside_measured_ones(clock):
     limits = Limits.of(max_latency="1s", max_params="1M")
     space = auto_space("vit", FIXED, limits)
     assert 5e5 < Meter.for_space(space).most("params", space) < 1e6
-    baseline = hand_designed(space, Meter.for_space(space, limits))
+    baseline = baseline_arch(space, Meter.for_space(space, limits))
     assert 5e5 < Meter.for_space(space).cost("params", baseline) <= 1e6
 
 
@@ -97,7 +99,7 @@ def test_threads_stay_as_latencies_were_measured(clock):
 
 
 def test_a_run_measures_on_its_own_device_before_it_begins(clock):
-    config = recipe_for(None, limits={"max_latency": "100us"}, small=True, sets=["device=meta"])
+    config = recipe_for(None, limits={"max_latency": "100us"}, tiny=True, settings=["device=meta"])
     _, _, space, _, device = prepare(config)
     assert device == "meta" and clock and set(clock) == {"meta"}
     assert Meter.for_space(space).most("params", space) * 1e-8 <= 0.95e-4
@@ -132,8 +134,8 @@ def test_a_space_made_for_a_latency_is_not_refused_by_a_second_look(monkeypatch)
 
     monkeypatch.setattr(meter_module, "measure_latency", busier)
     monkeypatch.setattr(api, "initial_space", noted)
-    found = prepare(recipe_for(None, limits={"max_latency": "100us"}, small=True, sets=["device=cpu"]))[2]
+    found = prepare(recipe_for(None, limits={"max_latency": "100us"}, tiny=True, settings=["device=cpu"]))[2]
     assert found == made[0] and calls
     with pytest.raises(InfeasibleError):
         sets = ["device=cpu", "space=vit-8px"]
-        prepare(recipe_for("s4-digits", limits={"max_latency": "1us", "max_params": "60k"}, sets=sets))
+        prepare(recipe_for("s4-digits", limits={"max_latency": "1us", "max_params": "60k"}, settings=sets))

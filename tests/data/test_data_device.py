@@ -248,7 +248,7 @@ SETS = ["arch={depth=2, embed=16, heads=2, mlp=2}", "baseline=false", "train.epo
 
 
 def run_once(folder: Path) -> tuple[dict, bytes, list[str]]:
-    tailorvit.run("s4-digits", method="fixed", out=str(folder), small=True, sets=SETS, progress="quiet")
+    tailorvit.run("s4-digits", method="fixed", out=str(folder), tiny=True, settings=SETS, progress="quiet")
     result = json.loads((folder / "result.json").read_text())
     with Run.open(folder) as run:
         messages = [e["text"] for e in run.events("data")]

@@ -349,7 +349,7 @@ def test_a_source_from_outside(stripes, monkeypatch):
 
 def test_a_run_with_a_source_from_outside(stripes, tmp_path):
     sets = ["s4.iterations=0", "baseline=false", "train.epochs=1", "final.train.epochs=1"]
-    result = tailorvit.run(data="stripes:32", out=tmp_path / "run", small=True, sets=sets, progress="quiet")
+    result = tailorvit.run(data="stripes:32", out=tmp_path / "run", tiny=True, settings=sets, progress="quiet")
     assert result["data"]["source"] == "stripes:32" and result["data"]["classes"] == 2
 
 

@@ -71,7 +71,7 @@ def main() -> None:
     from tailorvit import api
 
     # Warm up in the parent: the first run imports what runs import late.
-    api.run("s4-digits", out=sys.argv[1], small=True, sets=["s4.iterations=0", "train.epochs=1"], progress="quiet")
+    api.run("s4-digits", out=sys.argv[1], tiny=True, settings=["s4.iterations=0", "train.epochs=1"], progress="quiet")
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)

@@ -17,7 +17,7 @@ KINDS = {"adamw": [], "sgd": ["train.optimizer=sgd", "train.lr=1e-2", "train.dro
 def base(forks, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("base") / "run"
     sets = ["arch={depth=2, embed=16, heads=2, mlp=2}", "baseline=false"]
-    code, _ = forks.do("run", "s4-digits", method="fixed", out=str(folder), small=True, sets=sets, command="test")
+    code, _ = forks.do("run", "s4-digits", method="fixed", out=str(folder), tiny=True, settings=sets)
     assert code == 0, forks.said()
     return folder
 

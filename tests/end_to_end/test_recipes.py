@@ -13,7 +13,7 @@ import tailorvit
 from tailorvit.arch import Arch
 from tailorvit.config import recipe_names
 from tailorvit.costs import Counter
-from tailorvit.methods.session import RunSink
+from tailorvit.methods.session import StageSink
 from tailorvit.report import write_report
 from tailorvit.runs import Run
 
@@ -55,7 +55,7 @@ def check(folder: Path) -> dict:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_tiny_form_of_every_recipe_runs(name, tmp_path):
-    result = tailorvit.run(name, out=tmp_path / "run", small=True, progress="quiet")
+    result = tailorvit.run(name, out=tmp_path / "run", tiny=True, progress="quiet")
     facts = check(tmp_path / "run")
     assert facts == json.loads(json.dumps(result.facts))
     if facts["method"] == "s4":
@@ -81,7 +81,7 @@ def test_other_ways_to_go(sets, tmp_path):
     # Everything at its default; for a repair a space whose largest member has 174k parameters.
     text = 'space = "vit-8px"\n[limits]\nmax_params = "90k"\n' if "s4.repair=slope" in sets else ""
     (tmp_path / "mine.toml").write_text(text)
-    tailorvit.run(str(tmp_path / "mine.toml"), out=tmp_path / "run", small=True, sets=[*quick, *sets], progress="quiet")
+    tailorvit.run(str(tmp_path / "mine.toml"), out=tmp_path / "run", tiny=True, settings=[*quick, *sets], progress="quiet")
     facts = check(tmp_path / "run")
     assert ("baseline=false" in sets) == (facts["baseline"] is None)
     with Run.open(tmp_path / "run", lock=False) as run:
@@ -120,11 +120,11 @@ def test_a_folder_of_pictures_from_start_to_prediction(squares, tmp_path, monkey
 
     def go(out):
         return tailorvit.run(
-            data=str(squares), out=out, small=True, sets=["train.batch=16", "final.train.epochs=4"], progress="quiet"
+            data=str(squares), out=out, tiny=True, settings=["train.batch=16", "final.train.epochs=4"], progress="quiet"
         )
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunSink, "progress", stop)
+        patch.setattr(StageSink, "progress", stop)
         go(folder)
     write_report(folder)
     tailorvit.resume(folder, progress="quiet")
@@ -155,8 +155,8 @@ def test_split_folders_are_kept(tmp_path):
     tailorvit.run(
         data=str(tmp_path / "data"),
         out=tmp_path / "run",
-        small=True,
-        sets=["method=autoformer", "train.epochs=1", "final.train.epochs=1", "train.batch=12", "baseline=false"],
+        tiny=True,
+        settings=["method=autoformer", "train.epochs=1", "final.train.epochs=1", "train.batch=12", "baseline=false"],
         progress="quiet",
     )
     assert check(tmp_path / "run")["data"]["counts"] == {"train": 24, "search": 8, "test": 9}

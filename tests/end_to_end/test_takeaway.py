@@ -19,7 +19,7 @@ SETS = ["train.epochs=1", "final.train.epochs=1", "s4.iterations=1", "final.cand
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    return api.run(out=tmp_path_factory.mktemp("runs") / "run", small=True, sets=SETS, progress="quiet")
+    return api.run(out=tmp_path_factory.mktemp("runs") / "run", tiny=True, settings=SETS, progress="quiet")
 
 
 def test_candidates_are_told_and_the_chosen_one_is_the_result(finished):
@@ -63,7 +63,7 @@ def test_a_run_that_fails_says_so_in_log_and_report(tmp_path, monkeypatch):
 
     monkeypatch.setattr(session_module, "train", broken)
     with pytest.raises(RuntimeError, match="caught fire"):
-        api.run(out=tmp_path / "run", small=True, progress="quiet")
+        api.run(out=tmp_path / "run", tiny=True, progress="quiet")
     with Run.open(tmp_path / "run") as run:
         assert [e["text"] for e in run.events("failed")] == ["RuntimeError: the device caught fire"]
         assert not run.finished
@@ -76,7 +76,7 @@ def test_a_failed_look_costs_no_result(tmp_path, monkeypatch):
         raise TailorError("No picture today.")
 
     monkeypatch.setattr(finish_module, "analyse", broken)
-    result = api.run(out=tmp_path / "run", small=True, sets=SETS, progress="quiet")
+    result = api.run(out=tmp_path / "run", tiny=True, settings=SETS, progress="quiet")
     assert result["test_accuracy"] > 0 and not (tmp_path / "run" / "analysis.json").exists()
     with Run.open(tmp_path / "run", lock=False) as run:
         assert "No picture today." in run.events("warning")[0]["text"]
@@ -90,7 +90,7 @@ def test_a_failed_page_costs_no_result(tmp_path, monkeypatch):
         raise ZeroDivisionError("a chart without numbers")
 
     monkeypatch.setattr(tailorvit.report, "write_report", broken)
-    result = api.run(out=tmp_path / "run", small=True, sets=SETS, progress="quiet")
+    result = api.run(out=tmp_path / "run", tiny=True, settings=SETS, progress="quiet")
     assert result["test_accuracy"] > 0
     with Run.open(tmp_path / "run", lock=False) as run:
         assert "a chart without numbers" in run.events("warning")[-1]["text"] and run.finished

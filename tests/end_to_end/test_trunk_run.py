@@ -17,10 +17,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import tailorvit
-from tailorvit.api import prepare, recipe_for
+from tailorvit.api import recipe_for
 from tailorvit.errors import TailorError
 from tailorvit.export import export
 from tailorvit.for_timm import build_network
+from tailorvit.methods.prepare import prepare
 
 RECIPE = """
 method = "s4"
@@ -143,4 +144,4 @@ def test_another_trunk_under_the_same_name_is_refused(tmp_path, forks):
 )
 def test_what_does_not_go_together_is_one_sentence(sets, sentence):
     with pytest.raises(TailorError, match=sentence):
-        prepare(recipe_for("s4-digits", sets=sets))
+        prepare(recipe_for("s4-digits", settings=sets))

@@ -8,7 +8,7 @@ import torch
 import tailorvit
 from tailorvit.data import Batch
 from tailorvit.families import FAMILIES, named_space
-from tailorvit.methods.session import RunSink
+from tailorvit.methods.session import StageSink
 from tailorvit.rng import seed_everything
 from tailorvit.train import RULES, Sink, TrainSettings, train
 from tailorvit.train.loop import inherit
@@ -98,14 +98,14 @@ def test_a_killed_run_ends_as_the_whole_one(tmp_path, monkeypatch):
     def go(name):
         sets_all = [*sets, "baseline=false", "train.rule=single_path"]
         recipe = str(tmp_path / "mine.toml")
-        tailorvit.run(recipe, out=tmp_path / name, small=True, sets=sets_all, progress="quiet")
+        tailorvit.run(recipe, out=tmp_path / name, tiny=True, settings=sets_all, progress="quiet")
 
     def stop(self, step, total, facts):
         if self.stage == "final" and step == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunSink, "progress", stop)
+        patch.setattr(StageSink, "progress", stop)
         go("killed")
     tailorvit.resume(tmp_path / "killed", progress="quiet")
     go("whole")

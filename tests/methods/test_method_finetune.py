@@ -36,7 +36,7 @@ def base(tmp_path_factory) -> Path:
     sets = ["arch={depth=2, embed=24, heads=2, mlp=2}", "baseline=false", "analysis.images=0", "analysis.mistakes=0"]
     train = [f"final.train.{k}" for k in ("epochs=10", "batch=32", "lr=4e-3", "augment=none")]
     found = api.run(
-        "s4-digits", method="fixed", out=folder, small=True, sets=[*sets, *train, "data.limit=1200"], **QUIET
+        "s4-digits", method="fixed", out=folder, tiny=True, settings=[*sets, *train, "data.limit=1200"], **QUIET
     )
     assert found["test_accuracy"] > 50
     return folder
@@ -54,7 +54,7 @@ def few(tmp_path_factory) -> Path:
 
 
 def tuned(base, out, **given) -> api.Result:
-    return tailorvit.finetune(base, out=out, small=True, **{"data": "digits", "sets": SETS, **QUIET, **given})
+    return tailorvit.finetune(base, out=out, tiny=True, **{"data": "digits", "settings": SETS, **QUIET, **given})
 
 
 def test_the_same_classes_keep_the_head_and_are_tested_before_and_after(base, tmp_path):
@@ -186,7 +186,7 @@ def test_every_family_is_spelt_as_it_is_built(name, windows, tmp_path):
 
 def test_limits_are_kept_by_the_network_as_it_will_be(base, tmp_path):
     with pytest.raises(InfeasibleError, match="given architecture breaks the limits"):
-        tuned(base, tmp_path / "run", sets=[*SETS, "limits.max_params=1000"])
+        tuned(base, tmp_path / "run", settings=[*SETS, "limits.max_params=1000"])
     assert not (tmp_path / "run").exists()
 
 

@@ -19,7 +19,7 @@ from tailorvit.costs.latency_predictor import HatSettings, LatencyPredictor
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
 from tailorvit.methods.hat import latency_limit
-from tailorvit.methods.session import RunSink
+from tailorvit.methods.session import StageSink
 from tailorvit.rng import generator
 from tailorvit.runs import Run
 from tailorvit.train import loop as loop_module
@@ -28,7 +28,7 @@ QUICK = ["train.epochs=1", "final.train.epochs=1", "train.batch=200", "baseline=
 
 
 def go(folder, *sets, recipe="hat-digits"):
-    return tailorvit.run(recipe, out=folder, small=True, sets=[*QUICK, *sets], progress="quiet", command="test", seed=2)
+    return tailorvit.run(recipe, out=folder, tiny=True, settings=[*QUICK, *sets], progress="quiet", seed=2)
 
 
 def facts(folder) -> dict:
@@ -129,7 +129,7 @@ def stopped(monkeypatch, stage, at=1):
             if self.stage == stage:
                 raise KeyboardInterrupt
 
-        patch.setattr(RunSink, "progress", progress)
+        patch.setattr(StageSink, "progress", progress)
     return context
 
 
@@ -267,7 +267,7 @@ def test_bignas_interrupted_ends_the_same(tmp_path, monkeypatch):
             if step == 3:
                 raise KeyboardInterrupt
 
-        patch.setattr(RunSink, "progress", progress)
+        patch.setattr(StageSink, "progress", progress)
         go(tmp_path / "cut", *sets, recipe="bignas-digits")
     tailorvit.resume(tmp_path / "cut", progress="quiet")
     assert state(tmp_path / "cut") == state(tmp_path / "whole")

@@ -24,7 +24,7 @@ FEW = ["s4.pairs=2", "s4.iterations=1", "s3.samples=2", "s3.updates=1"]
 
 def go(folder, evaluator, *sets, method="s4", recipe="s4-digits"):
     every = [*QUICK, *QUIET, *FEW, f"seek.evaluator={evaluator}", *sets]
-    return tailorvit.run(recipe, method=method, out=folder, small=True, sets=every, progress="quiet", command="test")
+    return tailorvit.run(recipe, method=method, out=folder, tiny=True, settings=every, progress="quiet")
 
 
 def read(folder, *names):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from tailorvit.methods.plan import require_feasible, shrunk, tiny
 
 from tailorvit.config import configure
 from tailorvit.costs import Meter
 from tailorvit.data import open_data
 from tailorvit.families import named_space
 from tailorvit.methods import session as session_module
+from tailorvit.methods.feasibility import require_feasible
 from tailorvit.methods.s3 import really, s3
 from tailorvit.methods.session import Session, Supernet
+from tailorvit.methods.tiny import tiny
 from tailorvit.progress import Progress
 from tailorvit.report import collect
 from tailorvit.report.space import figures
@@ -21,7 +22,7 @@ from tailorvit.runs import Run
 from tailorvit.search import Candidate
 from tailorvit.space import Dim, Space
 
-SPACE = shrunk(named_space("vit-8px"))
+SPACE = family("vit").shrink(named_space("vit-8px"))
 LEAST = Meter.for_space(SPACE)
 RECIPE = {
     "method": "s3",
@@ -48,7 +49,7 @@ def start(tmp_path):
         tables = {k: {**RECIPE[k], **v} for k, v in changes.items()}
         config = configure({**RECIPE, **tables, "limits": limits or {}})
         data = open_data("digits", limit=100)  # anew: a finished run has opened its test split
-        return Session(config, run, data, SPACE, config.budget(), "cpu", Progress())
+        return Session(Plan(config, data, SPACE, config.budget(), "cpu"), run, Progress())
 
     yield make
     while opened:

@@ -29,7 +29,7 @@ QUIET = ["analysis.images=0", "analysis.mistakes=0", "analysis.samples=3"]
 def go(folder, *sets, method="s4", recipe="s4-dss-digits", **options):
     every = [*QUICK, *QUIET, *sets]
     return tailorvit.run(
-        recipe, method=method, out=folder, small=True, sets=every, progress="quiet", command="test", **options
+        recipe, method=method, out=folder, tiny=True, settings=every, progress="quiet", **options
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tailorvit.methods.plan import shrunk
 
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
@@ -15,14 +14,14 @@ from tailorvit.families.network import DropPath
 from tailorvit.methods import finish
 from tailorvit.methods import session as session_module
 from tailorvit.methods.s4 import RunBook
-from tailorvit.methods.session import Session
+from tailorvit.methods.session import Plan, Session
 from tailorvit.progress import Progress
 from tailorvit.rng import generator
 from tailorvit.runs import Run
 from tailorvit.search import Candidate
 from tailorvit.train import Evaluator
 
-SPACE = shrunk(named_space("vit-8px"))
+SPACE = family("vit").shrink(named_space("vit-8px"))
 RECIPE = {
     "train": {"epochs": 2, "batch": 50, "warmup": 0, "augment": "none", "checkpoint_seconds": 0},
     "search": {"population": 4, "parents": 2, "generations": 1, "crossover": 1, "mutation": 1},
@@ -48,7 +47,7 @@ def sessions(tmp_path, data):
         run = Run.open(tmp_path / "run")
         opened.append(run)
         config = configure({**RECIPE, **changes})
-        return Session(config, run, data, SPACE, config.budget(), "cpu", Progress())
+        return Session(Plan(config, data, SPACE, config.budget(), "cpu"), run, Progress())
 
     yield make
     while opened:
@@ -274,16 +273,16 @@ def test_extract_and_finetune(sessions):
 
 
 def test_finetuned_networks_have_the_drop_path_of_the_last_training(sessions, monkeypatch):
-    """An extracted network has the supernet's rates, a hand-designed rival those asked for."""
+    """An extracted network has the supernet's rates, a hand-designed baseline those asked for."""
     one = sessions(final={"how": "finetune", "train": {"drop_path": 0.5}})
     net, arch, started, whole = one.supernet(SPACE, 0), SPACE.largest(), [], family("vit").supernet(SPACE)
     monkeypatch.setattr(Session, "fit", lambda self, model, *_: started.append(model) or model)
     monkeypatch.setattr(net, "model", lambda: whole)
     tuned = finish._network(one, arch, net, "final")
     rates = [m.rate for m in tuned.modules() if isinstance(m, DropPath)]
-    rival = one.plain(arch, one.config.final.train, "baseline")
-    assert max(rates) == 0.5 and rates == [m.rate for m in rival.modules() if isinstance(m, DropPath)]
-    assert same(weights(tuned), weights(family("vit").extract(whole, arch))) and started == [tuned, rival]
+    baseline = one.plain(arch, one.config.final.train, "baseline")
+    assert max(rates) == 0.5 and rates == [m.rate for m in baseline.modules() if isinstance(m, DropPath)]
+    assert same(weights(tuned), weights(family("vit").extract(whole, arch))) and started == [tuned, baseline]
 
 
 def test_the_spread_of_a_space_is_drawn_once_and_is_no_part_of_the_search(sessions, no_training):

@@ -31,7 +31,7 @@ SIZES = ["limits.min_params=6000", "limits.max_params=12000"]  # the tiny recipe
 
 def go(folder, *sets, recipe="tftas-digits", **options):
     every = [*QUICK, *QUIET, *(SIZES if recipe == "tftas-digits" else ()), *sets]
-    return tailorvit.run(recipe, out=folder, small=True, sets=every, progress="quiet", command="test", **options)
+    return tailorvit.run(recipe, out=folder, tiny=True, settings=every, progress="quiet", **options)
 
 
 def trials(folder, stage="score") -> list[dict]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tailorvit.train.transfer import PRESETS, preset
 from train_toys import Toys, plain, settings, weights
 
 from tailorvit.config import configure
 from tailorvit.errors import TailorError
+from tailorvit.methods.finetune import PRESETS, preset
 from tailorvit.train import Fixed, TrainSettings, train
 from tailorvit.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
 
