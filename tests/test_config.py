@@ -18,7 +18,7 @@ from tailorvit.config import (
     to_toml,
 )
 from tailorvit.errors import TailorError
-from tailorvit.methods.tiny import tiny
+from tailorvit.tiny import tiny
 from tailorvit.search import PRESETS, EvolutionSettings, RandomSettings
 
 recipes = pytest.mark.parametrize("name", recipe_names())

@@ -19,7 +19,7 @@ from tailorvit import cli
 from tailorvit.config import Config, configure, read_recipe, recipe_names
 from tailorvit.costs.limits import METRICS
 from tailorvit.families.vit.plain import ViTSettings
-from tailorvit.methods.tiny import tiny
+from tailorvit.tiny import tiny
 from tailorvit.search import SEARCHERS
 
 ROOT = Path(__file__).parent.parent

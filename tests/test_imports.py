@@ -13,14 +13,14 @@ import pytest
 import tailorvit
 
 LAYERS = (
-    ("errors", "rng", "units", "progress", "arch", "ties", "dims", "space", "portable", "stats"),
-    ("plain", "elastic"),
+    ("errors", "rng", "units", "progress", "arch", "ties", "dims", "space", "portable", "stats", "registry"),
+    ("elastic",),
     ("families", "data", "runs", "trunks"),
     ("costs", "checkpoints", "proxies", "train"),
     ("search", "seek", "analysis"),
     ("export",),  # below the methods, which write the networks they end with
     ("methods", "config"),
-    ("report", "recipes", "cli", "__init__", "__main__"),
+    ("report", "recipes", "testing", "cli", "__init__", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 TOP = len(LAYERS) - 1
@@ -39,11 +39,21 @@ def level(name: str, house: Path) -> int:
     return LEVEL.get(name, TOP)
 
 
-def imported_rooms(path: Path, house: Path) -> set[str]:
-    """Rooms a file imports anywhere, inside functions too."""
+def type_only(tree: ast.Module) -> set[int]:
+    """Lines of imports for annotations only."""
+    blocks = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    return {line for block in blocks for line in range(block.lineno, (block.end_lineno or 0) + 1)}
+
+
+def imported_rooms(path: Path, house: Path, types: bool = True) -> set[str]:
+    """Rooms a file imports anywhere, inside functions too; with ``types`` also those for annotations only."""
     found = set()
     here = ["tailorvit", *path.relative_to(house).parent.parts]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    hidden = set() if types else type_only(tree)
+    for node in ast.walk(tree):
+        if getattr(node, "lineno", 0) in hidden:
+            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -60,9 +70,10 @@ def imported_rooms(path: Path, house: Path) -> set[str]:
     return found
 
 
-def edges(house: Path) -> list[tuple[Path, str, str]]:
+def edges(house: Path, types: bool = True) -> list[tuple[Path, str, str]]:
     files = sorted(house.rglob("*.py"))
-    return [(f, room(f, house), other) for f in files for other in imported_rooms(f, house) if other != room(f, house)]
+    rows = [(f, room(f, house), other) for f in files for other in imported_rooms(f, house, types)]
+    return [(path, mine, other) for path, mine, other in rows if other != mine]
 
 
 def upward(house: Path) -> list[str]:
@@ -76,7 +87,7 @@ def upward(house: Path) -> list[str]:
 def cycle(house: Path) -> None:
     """Raises CycleError where rooms import each other in a circle, which layers alone would allow within one layer."""
     graph: dict[str, set[str]] = {}
-    for _, mine, other in edges(house):
+    for _, mine, other in edges(house, types=False):
         if mine not in ("__init__", "__main__") and other not in ("__init__", "__main__"):
             graph.setdefault(mine, set()).add(other)
     TopologicalSorter(graph).prepare()
@@ -121,7 +132,7 @@ def test_the_check_can_fail(tmp_path, file, line, wrong):
 
 def test_heavy_libraries_wait_until_used():
     code = (
-        "import sys, tailorvit.families, tailorvit.costs, tailorvit.search, tailorvit.search.synthetic\n"
+        "import sys, tailorvit.families, tailorvit.costs, tailorvit.search\n"
         "heavy = {'timm', 'torchvision', 'sklearn', 'pymoo', 'PIL', 'matplotlib', 'pandas'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or 0)"
     )

@@ -30,11 +30,11 @@ from tailorvit.methods import METHODS
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.prepare import prepare
 from tailorvit.methods.session import Plan, Session
-from tailorvit.methods.tiny import tiny as tiny_form
 from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import preserved_state
 from tailorvit.runs import Run
+from tailorvit.tiny import tiny as tiny_form
 
 DEFAULT_RECIPE = "s4-digits"
 Size = str | int | float | None  # of a limit: "5M", "12ms", or a plain number

@@ -1,20 +1,10 @@
-"""From data and budget to a first space."""
+"""What is chosen before a run: the first space, the baseline, the tiny form of a recipe."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
-from tailorvit.methods.plan import (
-    auto_space,
-    data_fixed,
-    default_limit,
-    fixed_arch,
-    initial_space,
-    shrunk,
-    tiny,
-    wanted_size,
-)
 
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
@@ -22,8 +12,18 @@ from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, named_space
 from tailorvit.families.vit.spaces import patch_for
 from tailorvit.methods import METHODS
+from tailorvit.methods.baseline import baseline_arch
+from tailorvit.methods.first_space import (
+    auto_space,
+    data_settings,
+    default_limit,
+    fixed_arch,
+    image_size_for,
+    initial_space,
+)
+from tailorvit.tiny import tiny
 
-BUDGETS = ["20k", "35k", "60k", "100k", "250k", "350k", "1M", "2.5M", "5M", "10M", "22M", "30M"]
+LIMITS = ["20k", "35k", "60k", "100k", "250k", "350k", "1M", "2.5M", "5M", "10M", "22M", "30M"]
 
 
 def data(size=8, classes=10, channels=1):
@@ -72,42 +72,42 @@ def test_every_side_gets_a_patch_that_fits_or_a_sentence():
     assert not {n for n in refused if n % 8 == 0}
 
 
-# -- budgets ----------------------------------------------------------------------------------------------------------
+# -- limits -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("size", "classes"), [(8, 10), (28, 2), (32, 100), (64, 200), (224, 20)])
-def test_the_largest_member_lies_just_under_the_limit(size, classes):
-    for budget in BUDGETS:
-        limits = Limits.of(max_params=budget)
-        fixed = data_settings(None, data(size, classes, 3), limits)
-        space = auto_space("vit", fixed, limits)
+def test_the_largest_network_lies_just_under_the_limit(size, classes):
+    for limit in LIMITS:
+        limits = Limits.of(max_params=limit)
+        shared = data_settings(None, data(size, classes, 3), limits)
+        space = auto_space("vit", shared, limits)
         top, high = Meter.for_space(space).cost("params", space.largest()), limits.high("params")
-        assert 0.88 * high <= top < high, (budget, top)
+        assert 0.88 * high <= top < high, (limit, top)
         assert len(space["mlp"].choices) == 3 and len(space["embed"].choices) == 3
         assert len(space["depth"].choices) >= 2
 
 
-@pytest.mark.parametrize("budget", ["2M", "50M", "1G"])
-def test_a_limit_on_macs_works_alike(budget):
-    limits = Limits.of(max_macs=budget)
+@pytest.mark.parametrize("limit", ["2M", "50M", "1G"])
+def test_a_limit_on_macs_works_alike(limit):
+    limits = Limits.of(max_macs=limit)
     space = auto_space("vit", data_settings(None, data(32), limits), limits)
     assert 0.7 * limits.high("macs") < Meter.for_space(space).cost("macs", space.largest()) < limits.high("macs")
 
 
 def test_several_limits_hold_together():
     limits = Limits.of(max_params="1M", max_macs="20M")
-    fixed = data_settings(None, data(32), limits)
-    space = auto_space("vit", fixed, limits)
+    shared = data_settings(None, data(32), limits)
+    space = auto_space("vit", shared, limits)
     params, macs = Meter.for_space(space).counter.both(space.largest())
     assert params < 1e6 and macs < 20e6
-    assert params < Meter("vit", fixed).cost("params", auto_space("vit", fixed, Limits.of(max_params="1M")).largest())
+    assert params < Meter("vit", shared).cost("params", auto_space("vit", shared, Limits.of(max_params="1M")).largest())
 
 
 @pytest.mark.parametrize(
     ("size", "classes", "limit"),
     [(8, 10, {"max_params": "500"}), (224, 1000, {"max_params": "5k"}), (32, 10, {"max_macs": "1k"})],
 )
-def test_impossible_budgets_name_the_smallest_figure(size, classes, limit):
+def test_impossible_limits_name_the_smallest_cost(size, classes, limit):
     limits = Limits.of(**limit)
     with pytest.raises(InfeasibleError) as caught:
         auto_space("vit", data_settings(None, data(size, classes, 3), limits), limits)
@@ -121,14 +121,14 @@ def test_default_limits_grow_with_the_data():
     assert sizes == ["60k", "1M", "5M", "22M"]
 
 
-# -- the hand-designed network ----------------------------------------------------------------------------------------
+# -- the baseline -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_the_baseline_fits_and_uses_the_budget(budget):
-    limits = Limits.of(max_params=budget)
-    fixed = data_settings(None, data(32, 10, 3), limits)
-    space = auto_space("vit", fixed, limits)
+@pytest.mark.parametrize("limit", LIMITS)
+def test_the_baseline_fits_and_uses_the_limit(limit):
+    limits = Limits.of(max_params=limit)
+    shared = data_settings(None, data(32, 10, 3), limits)
+    space = auto_space("vit", shared, limits)
     meter = Meter.for_space(space, limits)
     baseline = baseline_arch(space, meter)
     share = meter.cost("params", baseline) / limits.high("params")
@@ -136,12 +136,12 @@ def test_the_baseline_fits_and_uses_the_budget(budget):
     assert len(set(baseline.many("heads"))) == 1 and set(baseline.many("mlp")) == {4}
 
 
-def test_no_baseline_under_an_impossible_budget():
+def test_no_baseline_under_an_impossible_limit():
     space = named_space("vit-8px")
     assert baseline_arch(space, Meter.for_space(space, Limits.of(max_params="100"))) is None
 
 
-def test_without_an_upper_limit_the_rival_is_no_larger_than_the_space():
+def test_without_an_upper_limit_the_baseline_is_no_larger_than_the_space():
     space = named_space("vit-8px")
     for limits in (Limits(), Limits.of(min_params="30k")):
         meter = Meter.for_space(space, limits)
@@ -164,8 +164,10 @@ def test_named_and_written_spaces():
     task, limits = data(64, 5, 3), Limits.of(max_params="30M")
     named = initial_space(configure({"space": "vit-64px"}), task, limits)
     assert dict(named.settings)["classes"] == 5 and named.dims == named_space("vit-64px").dims
-    short = initial_space(configure({"space": {"name": "vit-64px", "fixed": {"relative": False}}}), task, limits)
+    short = initial_space(configure({"space": {"name": "vit-64px", "settings": {"relative": False}}}), task, limits)
     assert dict(short.settings)["relative"] is False
+    old = initial_space(configure({"space": {"name": "vit-64px", "fixed": {"relative": False}}}), task, limits)
+    assert old == short, "the key was 'fixed' until version 0.1"
     inline = initial_space(configure({"space": named_space("vit-64px").to_dict()}), task, limits)
     assert inline == named
     auto = initial_space(configure({}), task, limits)
@@ -191,12 +193,12 @@ def test_wrong_spaces_are_named(space, words):
 
 
 def test_fixed_architectures():
-    arch, fixed = fixed_arch(configure({"method": "fixed", "arch": "deit-ti"}))
-    assert arch.one("embed") == 192 and fixed["patch"] == 16
-    arch, fixed = fixed_arch(
+    arch, shared = fixed_arch(configure({"method": "fixed", "arch": "deit-ti"}))
+    assert arch.one("embed") == 192 and shared["patch"] == 16
+    arch, shared = fixed_arch(
         configure({"method": "fixed", "arch": {"family": "vit", "depth": 2, "embed": 8, "heads": 1, "mlp": 2}})
     )
-    assert arch.many("heads") == (1, 1) and fixed == {}
+    assert arch.many("heads") == (1, 1) and shared == {}
     table = {"method": "fixed", "arch": {"family": "vit", "depth": 2, "embed": 8, "heads": 1, "mlp": 2}}
     beside = named_space("vit-64px")
     for space in ("vit-64px", beside.to_dict()):  # a table says nothing of patch and head width: its space does
@@ -210,19 +212,19 @@ def test_fixed_architectures():
         fixed_arch(configure({"method": "fixed", "arch": "deit-t"}))
 
 
-def test_wanted_sizes():
+def test_image_sizes():
     assert image_size_for(configure({})) is None
     assert image_size_for(configure({"data": {"image_size": 40}})) == 40
     assert image_size_for(configure({"space": "vit-64px"})) == (64, 64)
     assert image_size_for(configure({"method": "fixed", "arch": "deit-ti"})) == (224, 224)
-    assert image_size_for(configure({"space": {"name": "vit-64px", "fixed": {"image_size": [32, 32]}}})) == (32, 32)
+    assert image_size_for(configure({"space": {"name": "vit-64px", "settings": {"image_size": [32, 32]}}})) == (32, 32)
 
 
 def test_oblong_images():
     limits = Limits.of(max_params="1M")
-    fixed = data_settings(None, data((32, 64), 3), limits)
-    assert fixed["patch"] == 4 and fixed["image_size"] == (32, 64)
-    assert auto_space("vit", fixed, limits).count() > 1
+    shared = data_settings(None, data((32, 64), 3), limits)
+    assert shared["patch"] == 4 and shared["image_size"] == (32, 64)
+    assert auto_space("vit", shared, limits).count() > 1
 
 
 @pytest.mark.parametrize("size", [(48, 64), (64, 48), (96, 128), (60, 80), (120, 160), (28, 42), (224, 336)])
@@ -254,7 +256,7 @@ def test_shrunk_spaces_keep_their_shape_and_are_small(name):
 
 
 def test_scaled_limits_keep_their_place():
-    recipe = {"space": {"name": "s4-vit", "fixed": {"classes": 200}}, "limits": {"max_params": "30M"}}
+    recipe = {"space": {"name": "s4-vit", "settings": {"classes": 200}}, "limits": {"max_params": "30M"}}
     config = configure(tiny(recipe, own_data=False))
     space = initial_space(config, data(8), config.budget())
     meter = Meter.for_space(space, config.budget())

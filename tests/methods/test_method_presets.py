@@ -1,58 +1,12 @@
-"""Fine-tuning presets are the papers' settings, and what they need: SGD and a constant learning rate."""
+"""Fine-tuning presets are the papers' settings."""
 
 from __future__ import annotations
 
 import pytest
-import torch
-from train_toys import Toys, plain, settings, weights
 
 from tailorvit.config import configure
 from tailorvit.errors import TailorError
 from tailorvit.methods.finetune import PRESETS, preset
-from tailorvit.train import Fixed, TrainSettings, train
-from tailorvit.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
-
-
-def test_a_constant_learning_rate_stays():
-    s = TrainSettings(epochs=4, lr=1e-5, warmup=1, schedule="constant")
-    rates = [s.lr_at(step, 5) for step in range(20)]
-    assert rates[:5] == sorted(rates[:5]) and rates[0] < 1e-5
-    assert rates[5:] == [1e-5] * 15
-    assert TrainSettings(epochs=4, lr=1e-5, warmup=0, schedule="constant").lr_at(0, 5) == 1e-5
-
-
-def test_sgd_steps_as_the_formula_says():
-    model = plain()
-    optimizer = make_optimizer(model, settings(optimizer="sgd", weight_decay=0.1, lr=0.2))
-    name, weight = "head.weight", model.head.weight
-    before, speed = weight.detach().clone(), torch.zeros_like(weight)
-    for _ in range(3):
-        for p in model.parameters():
-            p.grad = torch.ones_like(p)
-        optimizer.step()
-        speed = 0.9 * speed + 1 + 0.1 * before
-        before = before - 0.2 * speed
-        torch.testing.assert_close(weight.detach(), before)
-    assert sum(g["weight_decay"] == 0 for g in optimizer.param_groups) == 1, "norms and biases do not decay"
-    kept = optimizer_tensors(model, optimizer)
-    assert f"{name}/momentum_buffer" in kept
-    other = make_optimizer(model, settings(optimizer="sgd"))
-    restore_optimizer(model, other, kept.items())
-    assert torch.equal(other.state[weight]["momentum_buffer"], optimizer.state[weight]["momentum_buffer"])
-
-
-def test_sgd_trains():
-    model = plain()
-    before = weights(model)
-    done = train(model, Toys(), Fixed(), settings(optimizer="sgd", lr=0.05, epochs=2), seed=0)
-    after = weights(model)
-    assert done.loss == done.loss and not torch.equal(before["head.weight"], after["head.weight"])
-
-
-def test_freezing_slices_needs_adamw():
-    with pytest.raises(TailorError, match="'slice' needs AdamW"):
-        TrainSettings(optimizer="sgd", freeze="slice")
-
 
 # The papers' settings once more, written out: (optimiser, learning rate, last one, decay, epochs, batch, px).
 PAPERS = {

@@ -14,7 +14,7 @@ from tailorvit.methods import session as session_module
 from tailorvit.methods.feasibility import require_feasible
 from tailorvit.methods.s3 import really, s3
 from tailorvit.methods.session import Session, Supernet
-from tailorvit.methods.tiny import tiny
+from tailorvit.tiny import tiny
 from tailorvit.progress import Progress
 from tailorvit.report import collect
 from tailorvit.report.space import figures

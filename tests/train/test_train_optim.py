@@ -1,4 +1,4 @@
-"""Decay groups, and AdamW on the slices in use."""
+"""Decay groups, AdamW on the slices in use, and SGD."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import torch
 from train_toys import SPACE, Toys, plain, same, settings, supernet, weights
 
 from tailorvit.elastic.slicing import Width
+from tailorvit.errors import TailorError
 from tailorvit.rng import generator
-from tailorvit.train import Fixed, Sandwich, SinglePath, train
+from tailorvit.train import Fixed, Sandwich, SinglePath, TrainSettings, train
 from tailorvit.train.optim import SliceAdamW, decays, make_optimizer, optimizer_tensors, restore_optimizer
 
 SMALL = SPACE.smallest()
@@ -203,3 +204,36 @@ def test_single_path_freezing_matters():
         train(model, Toys(), SinglePath(SPACE), settings(epochs=2, freeze=freeze), 0)
         ends.append(weights(model))
     assert not same(*ends)
+
+
+def test_sgd_steps_as_the_formula_says():
+    model = plain()
+    optimizer = make_optimizer(model, settings(optimizer="sgd", weight_decay=0.1, lr=0.2))
+    name, weight = "head.weight", model.head.weight
+    before, velocity = weight.detach().clone(), torch.zeros_like(weight)
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        velocity = 0.9 * velocity + 1 + 0.1 * before
+        before = before - 0.2 * velocity
+        torch.testing.assert_close(weight.detach(), before)
+    assert sum(g["weight_decay"] == 0 for g in optimizer.param_groups) == 1, "norms and biases do not decay"
+    saved = optimizer_tensors(model, optimizer)
+    assert f"{name}/momentum_buffer" in saved
+    other = make_optimizer(model, settings(optimizer="sgd"))
+    restore_optimizer(model, other, saved.items())
+    assert torch.equal(other.state[weight]["momentum_buffer"], optimizer.state[weight]["momentum_buffer"])
+
+
+def test_sgd_trains():
+    model = plain()
+    before = weights(model)
+    trained = train(model, Toys(), Fixed(), settings(optimizer="sgd", lr=0.05, epochs=2), seed=0)
+    after = weights(model)
+    assert trained.loss == trained.loss and not torch.equal(before["head.weight"], after["head.weight"])
+
+
+def test_freezing_slices_needs_adamw():
+    with pytest.raises(TailorError, match="'slice' needs AdamW"):
+        TrainSettings(optimizer="sgd", freeze="slice")

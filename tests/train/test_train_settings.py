@@ -33,6 +33,14 @@ def test_a_warm_up_longer_than_the_training_never_reaches_the_peak():
     assert rates == sorted(rates) and rates[-1] < 1e-2 / 3
 
 
+def test_a_constant_learning_rate_stays():
+    s = TrainSettings(epochs=4, lr=1e-5, warmup=1, schedule="constant")
+    rates = [s.lr_at(step, 5) for step in range(20)]
+    assert rates[:5] == sorted(rates[:5]) and rates[0] < 1e-5
+    assert rates[5:] == [1e-5] * 15
+    assert TrainSettings(epochs=4, lr=1e-5, warmup=0, schedule="constant").lr_at(0, 5) == 1e-5
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tailorvit.config import Config, configure, merged
 from tailorvit.costs.limits import COUNTED
 from tailorvit.costs.meter import Meter
 from tailorvit.families import family
@@ -13,17 +14,12 @@ from tailorvit.search import SEARCHERS
 from tailorvit.seek.s4 import MAX_DIMS
 from tailorvit.space import Space
 
-if TYPE_CHECKING:
-    from tailorvit.config import Config
-
 TRAIN = {"epochs": 2, "batch": 64, "warmup": 0.5, "compile": False, "precision": "fp32", "augment": "mild"}
 LIMIT = 400  # images a split
 
 
 def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
     """The tiny form of a recipe; its data becomes digits unless the user brings images."""
-    from tailorvit.config import configure, merged
-
     config = configure(recipe)
     small = merged(
         recipe,
