@@ -6,6 +6,11 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is first imported
 
+from tailorvit.plugins import registries
+
+for _, registry in registries().values():
+    registry._plugins = {}  # plug-ins that happen to be installed are not tested here
+
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):

@@ -39,9 +39,7 @@ UNSEARCHED = ("fixed", "finetune", "tf-tas")  # of one network, or by scores of 
 def go(folder, *sets, **options):
     recipe = folder.parent / "mine.toml"
     recipe.write_text(MINE)
-    return tailorvit.run(
-        str(recipe), out=folder, tiny=True, settings=[*QUICK, *sets], progress="quiet", **options
-    )
+    return tailorvit.run(str(recipe), out=folder, tiny=True, settings=[*QUICK, *sets], progress="quiet", **options)
 
 
 def facts(folder) -> dict:

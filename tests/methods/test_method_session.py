@@ -13,12 +13,12 @@ from tailorvit.families import family, named_space
 from tailorvit.families.network import DropPath
 from tailorvit.methods import finish
 from tailorvit.methods import session as session_module
-from tailorvit.methods.s4 import RunBook
-from tailorvit.methods.session import Plan, Session
+from tailorvit.methods.session import Plan, S4Journal, Session
 from tailorvit.progress import Progress
 from tailorvit.rng import generator
 from tailorvit.runs import Run
 from tailorvit.search import Candidate
+from tailorvit.seek.s4 import S4Settings, move_space
 from tailorvit.train import Evaluator
 
 SPACE = family("vit").shrink(named_space("vit-8px"))
@@ -90,19 +90,19 @@ def test_a_plain_network_is_trained_once(sessions, no_training):
     assert again.run.seconds()["final"] > 0
 
 
-def test_found_and_hand_designed_networks_start_alike(sessions):
+def test_found_network_and_baseline_start_from_the_same_weights(sessions):
     one = sessions()
     settings = one.config.final.train
-    start = {}
+    first = {}
 
-    def fit(model, rule, given, stage, look=None):
-        start[stage] = weights(model)
+    def fit(model, rule, settings, stage, evaluate=None):
+        first[stage] = weights(model)
         return model
 
     one.fit = fit
     for stage in ("final", "baseline"):
         one.plain(SPACE.largest(), settings, stage)
-    assert same(start["final"], start["baseline"])
+    assert same(first["final"], first["baseline"])
 
 
 def test_a_checkpoint_of_another_network_is_refused(sessions):
@@ -122,7 +122,7 @@ def test_lost_weights_are_trained_again_to_the_same(sessions):
     assert any("trained again" in e["text"] for e in two.run.events("warning"))
 
 
-def test_supernets_wait_until_a_figure_is_missing(sessions, no_training):
+def test_supernets_are_trained_when_a_figure_is_missing(sessions, no_training):
     candidates = [Candidate(a) for a in ARCHS]
     one = sessions()
     net = one.supernet(SPACE, 0)
@@ -144,7 +144,7 @@ def test_supernets_wait_until_a_figure_is_missing(sessions, no_training):
     assert same(weights(later.model()), weights(net.model())), "loaded when asked for"
 
 
-def test_scores_follow_the_order_asked_and_runs_are_not_repeated(sessions, monkeypatch):
+def test_scores_keep_the_order_and_nothing_is_evaluated_twice(sessions, monkeypatch):
     net = sessions().supernet(SPACE, 0)
     ran, inner = [], Evaluator._accuracy
 
@@ -154,14 +154,14 @@ def test_scores_follow_the_order_asked_and_runs_are_not_repeated(sessions, monke
 
     net._ready()
     monkeypatch.setattr(Evaluator, "_accuracy", watched)
-    asked = [ARCHS[3], ARCHS[0], ARCHS[3], *ARCHS]
-    trials = net.score("slopes-0", [Candidate(a, "pair") for a in asked])
-    assert [t.arch for t in trials] == asked
-    assert ran == list(dict.fromkeys(asked))
+    wanted = [ARCHS[3], ARCHS[0], ARCHS[3], *ARCHS]
+    trials = net.score("slopes-0", [Candidate(a, "pair") for a in wanted])
+    assert [t.arch for t in trials] == wanted
+    assert ran == list(dict.fromkeys(wanted))
     count = len(ran)
     assert net.score("slopes-0", [Candidate(a, "pair") for a in ARCHS]) != [] and len(ran) == count
     # What is known is what the folder holds under a stage, not what is in memory: another stage scores anew.
-    net.score("search", [Candidate(a) for a in asked])
+    net.score("search", [Candidate(a) for a in wanted])
     assert ran[count:] == ran[:count]
 
 
@@ -174,8 +174,8 @@ def test_scores_do_not_depend_on_where_an_evaluation_was_cut(sessions):
 
 def test_accuracies_for_slopes_are_stored_as_pairs(sessions):
     one = sessions()
-    ask = one.supernet(SPACE, 0).accuracies("slopes-0")
-    figures = ask([ARCHS[0], ARCHS[1], ARCHS[0]])
+    accuracies = one.supernet(SPACE, 0).accuracies("slopes-0", "pair")
+    figures = accuracies([ARCHS[0], ARCHS[1], ARCHS[0]])
     assert figures[0] == figures[2] and len(figures) == 3
     assert [t["source"] for t in one.run.trials("slopes-0")] == ["pair", "pair"]
     assert one.run.seconds()["slopes-0"] > 0
@@ -188,7 +188,7 @@ def test_warm_start_inherits_and_trains_shorter(sessions, monkeypatch):
     one = sessions()
     before = one.supernet(SPACE, 0)
     moved = SPACE.shift({"embed": 1})
-    warm = one.supernet(moved, 1, before, share=0.5)
+    warm = one.supernet(moved, 1, before)
     end = weights(warm.model())
     assert inherited == [before.model()]
     assert [e["epoch"] for e in one.run.epochs("supernet-1")] == [1], "half the epochs"
@@ -198,7 +198,7 @@ def test_warm_start_inherits_and_trains_shorter(sessions, monkeypatch):
         two = sessions()
         if lose:
             two.run.drop_checkpoint("supernet-1")
-        again = two.supernet(moved, 1, two.supernet(SPACE, 0), share=0.5)
+        again = two.supernet(moved, 1, two.supernet(SPACE, 0))
         assert same(weights(again.model()), end)
     assert len(inherited) == 2
     cold = sessions().supernet(moved, 2)
@@ -239,18 +239,16 @@ def test_the_search_split_is_read_once_and_the_test_split_not_at_all(sessions, d
     assert data.test_opened is None
 
 
-def test_decisions_are_told_once(sessions):
-    from tailorvit.seek.s4 import S4Settings, seek
-
-    def flat(space, t):
+def test_decisions_are_shown_once(sessions):
+    def by_width(space, t):
         return lambda archs: [float(a.one("embed")) for a in archs]
 
-    meter, told = Meter.for_space(SPACE, Limits.of(max_params="30k")), []
+    meter, shown = Meter.for_space(SPACE, Limits.of(max_params="30k")), []
     for _ in range(2):
         one = sessions()
-        one.progress.say = told.append
-        seek(SPACE, meter, flat, S4Settings(iterations=1, pairs=2), 0, RunBook(one))
-    assert len(told) == 1 and len(one.run.decisions()) == 1 and len(one.run.spaces()) == 2
+        one.progress.say = shown.append
+        move_space(SPACE, meter, by_width, S4Settings(iterations=1, pairs=2), 0, S4Journal(one))
+    assert len(shown) == 1 and len(one.run.decisions()) == 1 and len(one.run.spaces()) == 2
     assert len(one.run.slopes(0)) == len(SPACE.dims)
     assert one.run.spaces()[0]["largest"]["params"] == meter.cost("params", SPACE.largest())
     assert one.run.events("decision")[0]["text"] == one.run.decisions()[0]["sentence"]
@@ -267,46 +265,46 @@ def test_extract_and_finetune(sessions):
     one = sessions()
     net = one.supernet(SPACE, 0)
     inherited = family("vit").extract(net.model(), SPACE.smallest())
-    start = weights(inherited)
+    before = weights(inherited)
     tuned = one.plain(SPACE.smallest(), one.config.final.train, "final", inherited)
-    assert tuned is inherited and not same(weights(tuned), start)
+    assert tuned is inherited and not same(weights(tuned), before)
 
 
 def test_finetuned_networks_have_the_drop_path_of_the_last_training(sessions, monkeypatch):
-    """An extracted network has the supernet's rates, a hand-designed baseline those asked for."""
+    """An extracted network has the supernet's rates, the baseline those of the recipe."""
     one = sessions(final={"how": "finetune", "train": {"drop_path": 0.5}})
     net, arch, started, whole = one.supernet(SPACE, 0), SPACE.largest(), [], family("vit").supernet(SPACE)
     monkeypatch.setattr(Session, "fit", lambda self, model, *_: started.append(model) or model)
     monkeypatch.setattr(net, "model", lambda: whole)
-    tuned = finish._network(one, arch, net, "final")
+    tuned = finish._final_network(one, arch, net, "final", None)
     rates = [m.rate for m in tuned.modules() if isinstance(m, DropPath)]
     baseline = one.plain(arch, one.config.final.train, "baseline")
     assert max(rates) == 0.5 and rates == [m.rate for m in baseline.modules() if isinstance(m, DropPath)]
     assert same(weights(tuned), weights(family("vit").extract(whole, arch))) and started == [tuned, baseline]
 
 
-def test_the_spread_of_a_space_is_drawn_once_and_is_no_part_of_the_search(sessions, no_training):
+def test_errors_of_a_space_are_sampled_once_and_are_no_part_of_the_search(sessions, no_training):
     first = sessions(analysis={"samples": 6})
     net = first.supernet(SPACE, 0)
-    net.spread(0)
+    net.sample_errors(0)
     rows = first.run.trials("edf-0")
     assert len({r["arch"] for r in rows}) == 6 and all(SPACE.contains(r["arch"]) for r in rows)
     assert {r["source"] for r in rows} == {"sample"} and first.run.seconds()["edf-0"] > 0
     no_training()
     again = sessions(analysis={"samples": 6})
-    again.supernet(SPACE, 0).spread(0)  # a stored answer needs no supernet
+    again.supernet(SPACE, 0).sample_errors(0)  # a stored answer needs no supernet
     assert again.run.trials("edf-0") == rows
 
 
-def test_no_spread_when_switched_off(sessions, no_training):
+def test_no_errors_are_sampled_when_switched_off(sessions, no_training):
     no_training()
     session = sessions(analysis={"samples": 0})
-    session.supernet(SPACE, 0).spread(0)
+    session.supernet(SPACE, 0).sample_errors(0)
     assert session.run.trials() == []
 
 
 def test_sampling_a_nearly_exhausted_space_ends():
-    none = session_module.sample(SPACE, 0, generator(0))
+    none = SPACE.sample_distinct(0, generator(0))
     small = SPACE.pin("depth", 1).pin("embed", 16)
-    drawn = session_module.sample(small, 500, generator(0))
+    drawn = small.sample_distinct(500, generator(0))
     assert none == [] and len(drawn) == len(set(drawn)) <= min(500, small.count())

@@ -1,4 +1,4 @@
-"""S4 and S3 without training: scores as a scale, what they say beyond size, and where the space goes by them."""
+"""S4 and S3 judged by scores: standard deviations as a scale, what scores say beyond size, where the space goes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from tailorvit.methods.evaluators import Yardstick
 
 import tailorvit
 from tailorvit.arch import Arch
 from tailorvit.config import configure
 from tailorvit.errors import TailorError
+from tailorvit.methods.judges import ScoreScale
 from tailorvit.proxies import PROXIES, Proxy
+from tailorvit.proxies.predictor import default as default_predictor
 from tailorvit.proxies.score import Scorer
 from tailorvit.report import collect
 from tailorvit.report.space import figures
@@ -27,9 +28,9 @@ QUIET = ["analysis.images=0", "analysis.mistakes=0", "analysis.samples=3"]
 
 
 def go(folder, *sets, method="s4", recipe="s4-dss-digits", **options):
-    every = [*QUICK, *QUIET, *sets]
+    settings = [*QUICK, *QUIET, *sets]
     return tailorvit.run(
-        recipe, method=method, out=folder, tiny=True, settings=every, progress="quiet", **options
+        recipe, method=method, out=folder, tiny=True, settings=settings, progress="quiet", **options
     )
 
 
@@ -40,11 +41,11 @@ def read(folder, *names):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Put a proxy of the test's own into the table; it sees architecture, parameters and MACs."""
+    """Register a proxy of the test's own; it sees architecture, parameters and MACs."""
 
     def add(measure, name="mine"):
         record = Proxy(name, "made up", "none", True, "counted", "nothing", lambda task: {"score": measure(task)})
-        monkeypatch.setattr("tailorvit.proxies.PROXIES", {**PROXIES, name: record})
+        monkeypatch.setitem(PROXIES.added, name, record)
         return f"seek.evaluator={name}"
 
     return add
@@ -53,38 +54,38 @@ def made_up(monkeypatch):
 # -- the scale --------------------------------------------------------------------------------------------------------
 
 
-def test_a_yardstick_counts_in_standard_deviations():
+def test_scores_are_counted_in_standard_deviations():
     rng = generator(0, "scores")
     scores, params = rng.normal(-5, 3, 400), rng.uniform(1e4, 9e4, 400)
-    yard = Yardstick.of(scores.tolist(), params.tolist(), False)
-    z = np.array([yard(s, p) for s, p in zip(scores, params)])
-    assert not yard.log and yard.slope == 0 and abs(z.mean()) < 1e-12 and z.std() == pytest.approx(1)
-    assert np.corrcoef(z, scores)[0, 1] == pytest.approx(1) and yard(None, 1e4) is None
+    scale = ScoreScale.fit(scores.tolist(), params.tolist(), False)
+    z = np.array([scale(s, p) for s, p in zip(scores, params)])
+    assert not scale.log and scale.slope == 0 and abs(z.mean()) < 1e-12 and z.std() == pytest.approx(1)
+    assert np.corrcoef(z, scores)[0, 1] == pytest.approx(1) and scale(None, 1e4) is None
 
 
 def test_beyond_size_only_the_rest_is_left():
     """A power of the size times a small factor: the factor is all that is seen."""
     rng = generator(1, "scores")
     params, factor = rng.uniform(1e4, 9e4, 400), rng.normal(0, 0.1, 400)
-    yard = Yardstick.of((params**1.7 * np.exp(factor)).tolist(), params.tolist(), True)
-    assert yard.log and yard.slope == pytest.approx(1.7, abs=0.03) and yard.spread == pytest.approx(0.1, abs=0.01)
+    scale = ScoreScale.fit((params**1.7 * np.exp(factor)).tolist(), params.tolist(), True)
+    assert scale.log and scale.slope == pytest.approx(1.7, abs=0.03) and scale.spread == pytest.approx(0.1, abs=0.01)
     for size in (1e4, 5e4, 2e5):
-        better, worse = (yard(size**1.7 * math.exp(f), size) for f in (0.1, -0.1))
+        better, worse = (scale(size**1.7 * math.exp(f), size) for f in (0.1, -0.1))
         assert better - worse == pytest.approx(2, abs=0.25)
-    assert yard(0.0, 1e4) is None is yard(-1.0, 1e4), "a sample of positive scores knows no logarithm of these"
+    assert scale(0.0, 1e4) is None is scale(-1.0, 1e4), "a sample of positive scores knows no logarithm of these"
 
 
 def test_a_score_that_is_size_says_nothing_beyond_it():
     params = [10_000, 20_000, 35_000, 80_000]
-    assert {Yardstick.of(params, params, True)(float(p), p) for p in params} == {0.0}
-    assert {Yardstick.of([3.0] * 4, params, False)(3.0, p) for p in params} == {0.0}
+    assert {ScoreScale.fit(params, params, True)(float(p), p) for p in params} == {0.0}
+    assert {ScoreScale.fit([3.0] * 4, params, False)(3.0, p) for p in params} == {0.0}
 
 
 def test_sentences_name_the_unit():
     space = Space("any", (Dim("depth", (2, 3), maximum=9), Dim("embed", (16, 24))))
     slopes = [Slope("depth", 0.5, 0.1, 1, ()), Slope("embed", 0.0, 0.1, 8, ())]
     option = s4.Move((1, 0), space.shift({"depth": 1}), 100.0)
-    for scale, unit in ((POINTS, "+0.50 points,"), (Scale("standard deviations of dss", 0.0), "deviations of dss,")):
+    for scale, unit in ((POINTS, "+0.50 points;"), (Scale("standard deviations of dss", 0.0), "deviations of dss;")):
         decision, _ = s4.decide(space, slopes, [option], s4.S4Settings(), 0, {space}, "params", scale)
         assert unit in decision.sentence
     still, _ = s4.decide(
@@ -97,7 +98,7 @@ def test_sentences_name_the_unit():
         "params",
         Scale("z", 0),
     )
-    assert still.sentence.endswith("no dimension shows any effect on scores.")
+    assert still.sentence.endswith("No dimension shows an effect on scores.")
 
     def by_depth(archs):
         return [float(a.one("depth")) for a in archs]
@@ -125,7 +126,7 @@ def test_nothing_is_trained_while_the_space_moves(tmp_path, method):
     searched = [t for t in trials if t["stage"] == "search"]
     assert all(last.contains(t["arch"]) for t in searched)
     assert result["score"] == max(t["score"] for t in searched) and result["search_accuracy"] is None
-    assert result["seek"]["evaluator"] == "dss" and result["seek"]["per_size"] is True
+    assert result["seek"] == {"evaluator": "dss", "samples": 200}
     facts = collect(tmp_path / "run")
     drawn = {f.key: f for f in figures(facts)}
     assert "standard deviations of dss" in drawn["slopes-0" if method == "s4" else "fits-0"].caption.lower()
@@ -137,25 +138,21 @@ def test_nothing_is_trained_while_the_space_moves(tmp_path, method):
 ROOMY = ["space=vit-8px", "limits.max_params=1M", "s4.iterations=1", "proxy.candidates=5", "proxy.band=1"]
 
 
-@pytest.mark.parametrize("per_size", ["true", "false"])
-def test_the_space_follows_the_score_and_not_the_size(tmp_path, made_up, per_size):
+def test_the_space_follows_the_score_and_not_the_size(tmp_path, made_up):
     """A score that grows with size and, at equal size, with the width: beyond size only the width counts."""
     evaluator = made_up(lambda task: task.params**2 * math.exp(0.1 * task.arch.one("embed")))
-    result = go(tmp_path / "run", *ROOMY, evaluator, "seek.samples=60", "s4.pairs=12", f"seek.per_size={per_size}")
+    result = go(tmp_path / "run", *ROOMY, evaluator, "s4.pairs=12")
     (slopes,) = read(tmp_path / "run", "slopes")
     steps = {s["dim"]: s["z_step"] for s in slopes if s["t"] == 0}
     others = [v for k, v in steps.items() if k != "embed"]
     before, after = (s["dims"] for s in result["spaces"])
     assert steps["embed"] > 0 and min(after["embed"]) > min(before["embed"])
-    if per_size == "true":
-        assert max(others) < 0, "the same size, spent otherwise, lacks the width"
-        assert all(max(after[k]) < max(before[k]) for k in before if k != "embed")
-    else:
-        assert min(others) > 0
+    assert max(others) < 0, "the same size, spent otherwise, lacks the width"
+    assert all(max(after[k]) < max(before[k]) for k in before if k != "embed")
 
 
 def test_a_score_that_likes_small_does_not_shrink_the_space_away(tmp_path, made_up):
-    """Without a lower limit in the recipe the band is one: the largest member of every space reaches it."""
+    """Without a lower limit in the recipe the band is one: the largest network of every space reaches it."""
     evaluator = made_up(lambda task: math.exp(-0.1 * task.arch.one("embed")))
     (tmp_path / "mine.toml").write_text("")
     sets = ["space=vit-8px", "limits.max_params=200k", "s4.iterations=3", "proxy.candidates=5"]
@@ -166,49 +163,33 @@ def test_a_score_that_likes_small_does_not_shrink_the_space_away(tmp_path, made_
     assert any("The space moves only where it holds networks with params from" in e["text"] for e in events)
 
 
-@pytest.mark.parametrize("per_size", ["true", "false"])
-def test_size_alone_moves_a_space_only_where_it_may(tmp_path, per_size):
-    go(tmp_path / "run", *ROOMY, "seek.evaluator=params", f"seek.per_size={per_size}")
+def test_size_alone_moves_no_space(tmp_path):
+    go(tmp_path / "run", *ROOMY, "seek.evaluator=params")
     ((decision,),) = read(tmp_path / "run", "decisions")
-    if per_size == "true":
-        assert decision["reason"] == "no evidence" and "any effect on scores" in decision["sentence"]
-    else:
-        assert decision["gamma"] == {"depth": 1, "mlp": 1, "heads": 1, "embed": 1}
+    assert decision["reason"] == "no evidence" and "an effect on scores" in decision["sentence"]
 
 
-def test_the_predictor_is_asked_in_place_of_a_supernet(tmp_path):
+def test_the_predictor_judges_in_place_of_a_supernet(tmp_path, monkeypatch):
+    beyond, inner = [], ScoreScale.fit
+    monkeypatch.setattr(ScoreScale, "fit", lambda *given: beyond.append(given[-1]) or inner(*given))
     result = go(tmp_path / "run", "seek.evaluator=predictor")
     (trials,) = read(tmp_path / "run", "trials")
     searched = [t for t in trials if t["stage"] == "search"]
     best = max(searched, key=lambda t: t["score"])
-    fixed = dict(tailorvit.space.Space.from_dict(_recipe(tmp_path / "run").space).settings)
-    from tailorvit.proxies.predictor import default
-
-    mean, _ = default().predict([best["arch"]], fixed)
+    shared = dict(tailorvit.space.Space.from_dict(_recipe(tmp_path / "run").space).settings)
+    mean, _ = default_predictor().predict([best["arch"]], shared)
+    assert not any(beyond) and beyond, "it knows what size is worth"
     assert mean[0] == pytest.approx(best["score"]) and Arch.from_dict(result["arch"]) == best["arch"]
-    assert result["seek"]["per_size"] is False, "it knows what size is worth"
 
 
 def _recipe(folder):
     return configure(tailorvit.config.parse_recipe((folder / "recipe.toml").read_text(), "recipe"))
 
 
-def test_one_supernet_may_search_the_last_space(tmp_path):
-    result = go(tmp_path / "run", "seek.final=supernet", "s4.iterations=1")
-    trials, epochs = read(tmp_path / "run", "trials", "epochs")
-    stages = {e["stage"] for e in epochs}
-    assert (
-        len(stages) == 2 and "final" in stages and result["search_accuracy"] is not None and "proxy" not in result.facts
-    )
-    assert all((t["accuracy"] is None) == t["stage"].startswith(("sample", "slopes")) for t in trials)
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "architectures without training (dss) and evaluated" in page
-
-
 def test_what_has_no_score_counts_as_the_worst(tmp_path, made_up):
     """Deeper networks have no score; so the space does not go there."""
     evaluator = made_up(lambda task: math.nan if task.arch.one("depth") > 3 else 1 + 0.01 * task.arch.one("embed"))
-    result = go(tmp_path / "run", *ROOMY, evaluator, "seek.per_size=false")
+    result = go(tmp_path / "run", *ROOMY, evaluator)
     slopes, events = read(tmp_path / "run", "slopes", "events")
     assert next(s["z"] for s in slopes if s["dim"] == "depth") < 0
     assert any("They count as worse than any other" in e["text"] for e in events)
@@ -246,11 +227,9 @@ def test_interrupted_it_ends_the_same(tmp_path, monkeypatch):
     ("table", "match"),
     [
         ({"evaluator": "dsss"}, r"Unknown seek\.evaluator 'dsss'\. Did you mean 'dss'\? Known: .*predictor.*supernet"),
-        ({"evaluator": "te"}, "'te' ranks candidates within one set, so it gives no slopes"),
-        ({"samples": 2}, r"seek\.samples must be at least 3"),
-        ({"final": "both"}, r"seek\.final cannot be 'both'"),
+        ({"evaluator": "te"}, "'te' only ranks candidates within one set, so it gives no slopes"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_done(table, match):
+def test_mistakes_are_refused_before_anything_is_done(table, match):
     with pytest.raises(TailorError, match=match):
         configure({"method": "s4", "seek": table})
