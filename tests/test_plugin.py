@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,10 +63,10 @@ def test_it_is_listed_with_its_origin(call):
 
 
 def test_its_own_tests_pass(environment):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PLUGIN / "tests")]
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", str(PLUGIN / "tests")]
     done = subprocess.run(command, env=environment, cwd=PLUGIN, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout and "failed" not in done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
 def test_s4_moves_its_space_and_what_is_found_leaves_the_house(call, tmp_path):

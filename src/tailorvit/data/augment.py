@@ -291,8 +291,8 @@ class BatchStage:
         if augment.mixes:
             from timm.data.mixup import Mixup
 
-            mixer: Any = Mixup
-            self.mix = mixer(
+            mixup: Any = Mixup
+            self.mix = mixup(
                 augment.mixup,
                 augment.cutmix,
                 prob=augment.mix_prob,

@@ -2,8 +2,8 @@
 
     from tailorvit.testing import FamilyContract
 
-    class TestMixer(FamilyContract):
-        name = "mixer"
+    class TestMine(FamilyContract):
+        name = "mine"
 
 Needs pytest.
 """
@@ -11,7 +11,8 @@ Needs pytest.
 from __future__ import annotations
 
 from tailorvit.testing.families import FamilyContract
+from tailorvit.testing.proxies import ProxyContract
 from tailorvit.testing.searchers import SearcherContract
 from tailorvit.testing.synthetic import Synthetic
 
-__all__ = ["FamilyContract", "SearcherContract", "Synthetic"]
+__all__ = ["FamilyContract", "ProxyContract", "SearcherContract", "Synthetic"]

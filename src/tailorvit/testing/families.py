@@ -62,11 +62,13 @@ class FamilyContract:
     """Inherit, name the family, and pytest runs the contract on its small spaces.
 
     The family needs a named space for images of at most 32 px. ``variants`` are shared settings to try besides those of
-    its named spaces, by a name for messages.
+    its named spaces, by a name for messages. ``without_effect`` are ends of the names of parameters that cannot change
+    the output, such as a bias that the next norm takes out again.
     """
 
     name: ClassVar[str]
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    without_effect: ClassVar[tuple[str, ...]] = ()
 
     # -- tools ----------------------------------------------------------------------------------------------------------
 
@@ -244,7 +246,8 @@ class FamilyContract:
             p = dict(model.named_parameters())[key]
             before, old = model(x, arch), p.clone()
             p.add_(torch.randn_like(p))
-            assert not torch.allclose(model(x, arch), before, atol=1e-6), f"{key} changes nothing"
+            changed = not torch.allclose(model(x, arch), before, atol=1e-6)
+            assert changed != key.endswith(self.without_effect or "-"), f"{key} changes nothing, or is said not to"
             p.copy_(old)
 
     # -- the plain network ----------------------------------------------------------------------------------------------

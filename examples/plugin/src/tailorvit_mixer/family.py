@@ -74,7 +74,9 @@ def auto(settings: Mapping[str, Any]) -> Iterator[Space]:
         depth, step = max(2, min(12, embed // 24)), max(4, round(embed / 32) * 4)
         low = max(embed - 2 * step, embed % step or step)
         low = embed - (embed - low) // step * step
-        yield mixer_space((max(1, depth - 2), depth, 1), (0.25, 0.75, 0.25), (3, 4, 0.5), (low, embed, step), **settings)
+        yield mixer_space(
+            (max(1, depth - 2), depth, 1), (0.25, 0.75, 0.25), (3, 4, 0.5), (low, embed, step), **settings
+        )
 
 
 def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
@@ -93,7 +95,9 @@ def shrink(space: Space) -> Space:
     """The same dimensions with small numbers, for 8 px digits."""
     small = {"depth": ((1, 2, 3), 1), "embed": ((16, 20, 24), 4)}
     dims = tuple(
-        replace(d, choices=small[d.name][0][: len(d.choices)], shift=small[d.name][1], minimum=0) if d.name in small else d
+        replace(d, choices=small[d.name][0][: len(d.choices)], shift=small[d.name][1], minimum=0)
+        if d.name in small
+        else d
         for d in space.dims
     )
     return replace(space, dims=dims).with_settings(**DIGITS)

@@ -10,14 +10,14 @@ from tailorvit.proxies.base import Proxy, Task
 def synflow(task: Task) -> dict[str, float]:
     """Sum over weights of |w * dL/dw|, L being the sum of all outputs for an image of ones."""
     model = task.network()
-    shared = task.settings
+    shared = task.shared
     weights = {n: p.detach().abs().double().requires_grad_() for n, p in model.named_parameters()}
     buffers = {n: b.double() if b.is_floating_point() else b for n, b in model.named_buffers()}
     x = torch.ones(1, shared.channels, *shared.image_size, dtype=torch.float64, device=next(model.parameters()).device)
     with torch.enable_grad():
         total = torch.func.functional_call(model, {**weights, **buffers}, (x,)).sum()
         gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
-    score = sum(float((w * g).abs().sum()) for w, g in zip(weights.values(), gradients, strict=True))
+    score = sum(float((w * g).detach().abs().sum()) for w, g in zip(weights.values(), gradients, strict=True))
     return {"score": score}
 
 
