@@ -317,8 +317,8 @@ def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
         if design == "plane":
             raise _gone("s4.design", version)
         s4["survey"] = s4.get("survey", 24) if design == "survey" else 0  # a survey is asked for by its size
-    if isinstance(proxy := tables["proxy"], dict) and "names" in proxy:  # the first name decided
-        proxy["name"] = _dss_variant(proxy.pop("names")[0], proxy.pop("reading", "fixed"))
+    if isinstance(proxy := tables["proxy"], dict) and {"names", "reading"} & set(proxy):  # the first name decided
+        proxy["name"] = _dss_variant(proxy.pop("names", ["dss"])[0], proxy.pop("reading", "fixed"))
     if isinstance(seek := tables["seek"], dict) and "reading" in seek:
         seek["evaluator"] = _dss_variant(seek.get("evaluator", "supernet"), seek.pop("reading"))
     return found

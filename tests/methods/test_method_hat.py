@@ -15,13 +15,14 @@ from tailorvit.arch import Arch
 from tailorvit.config import configure, parse_recipe, read_recipe
 from tailorvit.costs import Limits, Meter
 from tailorvit.costs import meter as meter_module
-from tailorvit.costs.latency_predictor import HatSettings, LatencyPredictor
+from tailorvit.costs.latency_predictor import LatencyPredictor
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
-from tailorvit.methods.hat import latency_limit
+from tailorvit.methods.hat import HatSettings, latency_limit
 from tailorvit.methods.session import StageSink
 from tailorvit.rng import generator
 from tailorvit.runs import Run
+from tailorvit.space import Space
 from tailorvit.train import loop as loop_module
 
 QUICK = ["train.epochs=1", "final.train.epochs=1", "train.batch=200", "baseline=false", "train.checkpoint_seconds=0"]
@@ -187,9 +188,7 @@ def test_a_machine_gone_slow_is_an_error_and_may_recover(tmp_path, clock, monkey
         return type("Latency", (), {"median": inner(*args, **more).median * (100 if len(clock) > 34 and slow else 1)})
 
     monkeypatch.setattr(meter_module, "measure_latency", measure)
-    monkeypatch.setattr(
-        importlib.import_module("tailorvit.methods.hat"), "sample", lambda space, n, rng: _far(space, n)
-    )
+    monkeypatch.setattr(Space, "sample_distinct", lambda space, count, rng: _far(space, count))
     with pytest.raises(InfeasibleError, match=r"when measured: the fastest takes .* ms\. Resume when .* idle"):
         go(tmp_path / "run", "limits.max_latency=0.007", "space=vit-8px", "limits.max_params=1M")
     slow.clear()

@@ -29,9 +29,7 @@ QUIET = ["analysis.images=0", "analysis.mistakes=0", "analysis.samples=3"]
 
 def go(folder, *sets, method="s4", recipe="s4-dss-digits", **options):
     settings = [*QUICK, *QUIET, *sets]
-    return tailorvit.run(
-        recipe, method=method, out=folder, tiny=True, settings=settings, progress="quiet", **options
-    )
+    return tailorvit.run(recipe, method=method, out=folder, tiny=True, settings=settings, progress="quiet", **options)
 
 
 def read(folder, *names):

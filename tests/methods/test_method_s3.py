@@ -9,21 +9,21 @@ import pytest
 from tailorvit.config import configure
 from tailorvit.costs import Meter
 from tailorvit.data import open_data
-from tailorvit.families import named_space
+from tailorvit.families import family, named_space
 from tailorvit.methods import session as session_module
 from tailorvit.methods.feasibility import require_feasible
-from tailorvit.methods.s3 import really, s3
-from tailorvit.methods.session import Session, Supernet
-from tailorvit.tiny import tiny
+from tailorvit.methods.s3 import distinct_choices, s3
+from tailorvit.methods.session import Plan, Session, Supernet
 from tailorvit.progress import Progress
 from tailorvit.report import collect
 from tailorvit.report.space import figures
 from tailorvit.runs import Run
 from tailorvit.search import Candidate
 from tailorvit.space import Dim, Space
+from tailorvit.tiny import tiny
 
 SPACE = family("vit").shrink(named_space("vit-8px"))
-LEAST = Meter.for_space(SPACE)
+METER = Meter.for_space(SPACE)
 RECIPE = {
     "method": "s3",
     "baseline": False,
@@ -36,7 +36,7 @@ RECIPE = {
 
 
 @pytest.fixture
-def start(tmp_path):
+def sessions(tmp_path):
     """A function that opens the run's next session, as a resumed process would."""
     Run.create(tmp_path / "run", "", {}).close()
     opened = []
@@ -60,11 +60,11 @@ def larger_is_better(net, stage, source):
     """Accuracies that grow with the parameters, stored as the real ones are."""
     real = net.score
 
-    def ask(archs):
+    def accuracies(archs):
         real(stage, [Candidate(a, source) for a in archs])
-        return [LEAST.cost("params", a) / 1000 for a in archs]
+        return [METER.cost("params", a) / 1000 for a in archs]
 
-    return ask
+    return accuracies
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def tables(run):
     return run.trials(), run.spaces(), run.slopes(), run.decisions(), [e["text"] for e in run.events("decision")]
 
 
-def test_what_a_run_stores_and_a_second_session_finds(start, monkeypatch):
-    one = start()
+def test_what_a_run_stores_and_a_second_session_finds(sessions, monkeypatch):
+    one = sessions()
     result = s3(one)
     decisions, spaces = one.run.decisions(), one.run.spaces()
     assert 1 <= len(decisions) <= 2 and all(d["sentence"].startswith(f"Step {i}:") for i, d in enumerate(decisions))
@@ -95,7 +95,7 @@ def test_what_a_run_stores_and_a_second_session_finds(start, monkeypatch):
     assert {"et-0", "edf-0", "supernet-0", "search"} <= set(one.run.seconds())
 
     monkeypatch.setattr(session_module, "train", None)  # any training would fail
-    two = start()
+    two = sessions()
     before = tables(two.run)
     assert {**s3(two), "seconds": 0} == {**result, "seconds": 0} and tables(two.run) == before
 
@@ -104,19 +104,18 @@ def test_what_a_run_stores_and_a_second_session_finds(start, monkeypatch):
     assert {row[1] for row in drawn["fits-0"].rows} == set(SPACE.keys)
 
 
-def test_warm_starts_use_their_own_share(start, growing):
-    one = start(s3={"warm_start": True, "warm_share": 0.25, "updates": 1}, train={"epochs": 4})
-    assert one.config.s4.warm_share == 0.5, "and not S4's"
+def test_warm_starts_train_half_as_long(sessions, growing):
+    one = sessions(s3={"warm_start": True, "updates": 1}, train={"epochs": 4})
     s3(one)
-    assert [len(one.run.epochs(f"supernet-{t}")) for t in (0, 1)] == [4, 1]
+    assert [len(one.run.epochs(f"supernet-{t}")) for t in (0, 1)] == [4, 2]
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_going_back_searches_an_earlier_space_with_its_own_supernet(start, growing, warm):
+def test_going_back_searches_an_earlier_space_with_its_own_supernet(sessions, growing, warm):
     up = [SPACE.shift(dict.fromkeys(SPACE.keys, k)) for k in range(3)]
-    limit = 1.05 * LEAST.cost("params", up[1].smallest())
-    assert limit < LEAST.cost("params", up[2].smallest())
-    one = start({"max_params": limit}, s3={"warm_start": warm})
+    limit = 1.05 * METER.cost("params", up[1].smallest())
+    assert limit < METER.cost("params", up[2].smallest())
+    one = sessions({"max_params": limit}, s3={"warm_start": warm})
     result = s3(one)
     spaces = one.run.spaces()
     back = result["backtracks"]
@@ -125,7 +124,7 @@ def test_going_back_searches_an_earlier_space_with_its_own_supernet(start, growi
     assert [d["kind"] for d in one.run.decisions()] == ["move", "move", "backtrack"]
     assert one.run.decisions()[-1]["backtracks"] == back
     found = [t["arch"] for t in one.run.trials() if t["stage"] == "search"]
-    assert found and all(spaces[-1]["space"].contains(a) and LEAST.cost("params", a) <= limit for a in found)
+    assert found and all(spaces[-1]["space"].contains(a) and METER.cost("params", a) <= limit for a in found)
     assert not one.run.epochs("supernet-2"), "sizes are counted, so the last supernet is never trained"
     trained = [len(one.run.epochs(f"supernet-{t}")) for t in (0, 1)]
     assert trained == ([2, 1] if warm else [2, 2])
@@ -135,20 +134,21 @@ def test_choices_cut_to_the_same_window_are_one():
     dims = (Dim("depth", (1, 2)), Dim("window", (7, 14, 21), "block"))
     space = Space("any", dims)
 
-    def outline(_frame, arch):
+    def outline(_shared, arch):
         return [{"block": i, "window": min(w, 14)} for i, w in enumerate(arch.many("window"))]
 
     fake = SimpleNamespace(family=SimpleNamespace(outline=outline), meter=Meter.for_space(SPACE))
-    assert list(really(fake)(space, dims[1])) == [7, 14, 14] and list(really(fake)(space, dims[0])) == [1, 2]
+    distinct = distinct_choices(fake)
+    assert list(distinct(space, dims[1])) == [7, 14, 14] and list(distinct(space, dims[0])) == [1, 2]
 
 
-def test_no_two_choices_of_the_vit_are_the_same(start):
-    same = really(start())
+def test_no_two_choices_of_the_vit_are_the_same(sessions):
+    distinct = distinct_choices(sessions())
     for dim in SPACE.dims:
-        assert tuple(same(SPACE, dim)) == dim.choices
+        assert tuple(distinct(SPACE, dim)) == dim.choices
 
 
-def test_s3_trains_a_sandwich_unless_told():
+def test_s3_trains_a_sandwich_by_default():
     assert configure({"method": "s3"}).train.rule == "sandwich"
     assert configure({"method": "s3", "train": {"rule": "single_path"}}).train.rule == "single_path"
 

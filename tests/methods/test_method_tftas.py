@@ -6,17 +6,16 @@ import json
 import math
 
 import pytest
-from tailorvit.proxies.settings import UntrainedSettings
 
 import tailorvit
 from tailorvit.arch import Arch
-from tailorvit.config import configure, read_recipe
+from tailorvit.config import configure, modernised, read_recipe
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.methods import session as session_module
 from tailorvit.methods import untrained as untrained_module
 from tailorvit.methods.finish import finish
-from tailorvit.methods.untrained import meter_with_band
+from tailorvit.methods.untrained import UntrainedSettings, size_band
 from tailorvit.proxies import PROXIES, Proxy, ProxySettings, Refused
 from tailorvit.proxies.score import Scorer
 from tailorvit.report import collect
@@ -30,8 +29,8 @@ SIZES = ["limits.min_params=6000", "limits.max_params=12000"]  # the tiny recipe
 
 
 def go(folder, *sets, recipe="tftas-digits", **options):
-    every = [*QUICK, *QUIET, *(SIZES if recipe == "tftas-digits" else ()), *sets]
-    return tailorvit.run(recipe, out=folder, tiny=True, settings=every, progress="quiet", **options)
+    settings = [*QUICK, *QUIET, *(SIZES if recipe == "tftas-digits" else ()), *sets]
+    return tailorvit.run(recipe, out=folder, tiny=True, settings=settings, progress="quiet", **options)
 
 
 def trials(folder, stage="score") -> list[dict]:
@@ -46,11 +45,11 @@ def events(folder, kind) -> list[str]:
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Put a proxy of the test's own into the table."""
+    """Register a proxy of the test's own."""
 
     def add(name, measure, **rest):
         record = Proxy(name, "made up", "none", True, "counted", "nothing", measure, **rest)
-        monkeypatch.setattr("tailorvit.proxies.PROXIES", {**PROXIES, name: record})
+        monkeypatch.setitem(PROXIES.added, name, record)
 
     return add
 
@@ -185,7 +184,6 @@ def test_nothing_with_a_score_is_an_error_before_training(tmp_path, made_up):
     [
         ({"name": "dsss"}, r"Unknown proxy 'dsss'\. Did you mean 'dss.*'\? Known: .*dss.*naswot"),
         ({"name": ["dss"]}, r"proxy\.name cannot be \['dss'\]"),
-        ({"names": []}, r"proxy\.name cannot be \[\]"),
         ({"candidates": 0}, r"proxy\.candidates must be at least 1, not 0"),
         ({"band": 0}, r"proxy\.band must lie above 0"),
         ({"evolution": True, "name": "te"}, "te ranks candidates within one set"),
@@ -207,25 +205,25 @@ class LimitedSession:
         self.meter, self.run = Meter.for_space(space, self.limits), type("Run", (), dict.fromkeys(["measured"]))
         self.run.record_measured = None
 
-    def tell_once(self, kind, text):
+    def log_once(self, kind, text):
         self.said.append((kind, text))
 
 
 def test_an_upper_limit_alone_makes_a_band():
     space = tailorvit.named_space("vit-8px")
     one = LimitedSession(space, max_params="60k")
-    assert meter_with_band(one, space, 0.2).limits.to_dict() == {"params": {"min": 48e3, "max": 60e3}}
+    assert size_band(one, space, 0.2).limits.to_dict() == {"params": {"min": 48e3, "max": 60e3}}
     assert "params from 48k to 60k" in one.said[0][1] and one.said[0][0] == "band"
     wide = LimitedSession(space, max_params="1M")  # the largest architecture has fewer: the band is below it
     most = wide.meter.cost("params", space.largest())
-    assert meter_with_band(wide, space, 0.2).limits.to_dict()["params"]["min"] == pytest.approx(0.8 * most)
-    assert meter_with_band(wide, space, 1.0) is wide.meter, "1: no band"
+    assert size_band(wide, space, 0.2).limits.to_dict()["params"]["min"] == pytest.approx(0.8 * most)
+    assert size_band(wide, space, 1.0) is wide.meter, "1: no band"
     both = LimitedSession(space, max_params="60k", min_params="10k")
-    assert meter_with_band(both, space, 0.2) is both.meter and both.said == []
+    assert size_band(both, space, 0.2) is both.meter and both.said == []
     macs = LimitedSession(space, max_macs="1M", max_latency="1s")
-    assert meter_with_band(macs, space, 0.5).limits.to_dict()["macs"] == {"min": 5e5, "max": 1e6}
+    assert size_band(macs, space, 0.5).limits.to_dict()["macs"] == {"min": 5e5, "max": 1e6}
     free = LimitedSession(space)
-    assert meter_with_band(free, space, 0.2) is free.meter and "largest networks will win" in free.said[0][1]
+    assert size_band(free, space, 0.2) is free.meter and "largest networks will win" in free.said[0][1]
 
 
 # -- interrupted ------------------------------------------------------------------------------------------------------
@@ -292,10 +290,11 @@ def test_the_recipes_are_what_they_say():
     ],
 )
 def test_recipes_of_older_runs_are_read(old, name):
-    assert configure({"method": "tf-tas", "proxy": {"candidates": 7, **old}}).proxy == UntrainedSettings(name, 7)
+    recipe = {"method": "tf-tas", "proxy": {"candidates": 7, **old}}
+    assert configure(modernised(recipe, "0.1.0")).proxy == UntrainedSettings(name, 7)
     seek = {"evaluator": "dss", "reading": old.get("reading", "fixed")}
     wanted = {"fixed": "dss", "paper": "dss_paper", "official": "dss_official"}[seek["reading"]]
-    assert configure({"seek": seek}).seek.evaluator == wanted
+    assert configure(modernised({"seek": seek}, "0.1.0")).seek.evaluator == wanted
 
 
 def test_scores_stored_under_another_name_are_computed_again(tmp_path, monkeypatch):
