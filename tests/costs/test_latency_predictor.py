@@ -7,7 +7,7 @@ import pytest
 
 from tailorvit.costs import Limits
 from tailorvit.costs.count import Counter
-from tailorvit.costs.latency_predictor import HatSettings, PredictedMeter, features, fit, fit_and_check
+from tailorvit.costs.latency_predictor import PredictedMeter, features, fit, fit_and_check
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, named_space
 from tailorvit.rng import generator
@@ -114,9 +114,3 @@ def test_a_meter_that_predicts_measures_nothing(monkeypatch):
     tight = PredictedMeter.for_space(SPACE, Limits.of(max_latency="1us"), predictor=model)
     with pytest.raises(InfeasibleError, match=r"latency <= 0\.001 ms"):
         tight.require_feasible(SPACE)
-
-
-@pytest.mark.parametrize(("key", "value"), [("samples", 1), ("held_out", 1), ("rounds", 0)])
-def test_settings_are_checked(key, value):
-    with pytest.raises(TailorError, match=rf"hat\.{key} must lie between .*, not {value}\.$"):
-        HatSettings(**{key: value})

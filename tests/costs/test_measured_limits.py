@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tailorvit import api, units
+from tailorvit import units
 from tailorvit.api import recipe_for
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
@@ -14,11 +14,12 @@ from tailorvit.costs import meter as meter_module
 from tailorvit.costs.measure import Latency, measure_latency
 from tailorvit.costs.meter import growing, largest_fitting, largest_measured
 from tailorvit.errors import InfeasibleError
+from tailorvit.methods import prepare as prepare_module
 from tailorvit.methods.baseline import baseline_arch
 from tailorvit.methods.first_space import auto_space, default_limit
 from tailorvit.methods.prepare import prepare, threads_for
 
-FIXED = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head_dim": 32, "reach": 7}
+SETTINGS = {"classes": 10, "channels": 3, "image_size": (32, 32), "patch": 4, "head_dim": 32, "reach": 7}
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_growing_candidates_end_after_so_many_misses():
 
 def test_a_space_for_a_latency_takes_few_measurements_on_the_runs_device(clock):
     limits = Limits.of(max_latency="10ms")
-    space = auto_space("vit", FIXED, limits, device="meta")
+    space = auto_space("vit", SETTINGS, limits, device="meta")
     assert set(clock) == {"meta"} and len(clock) < 40
     meter = Meter.for_space(space)
     assert 0.7 * 10e-3 < meter.cost("params", space.largest()) * 1e-8 <= 0.95 * 10e-3, "with room for the clock"
@@ -74,7 +75,7 @@ def test_a_space_for_a_latency_takes_few_measurements_on_the_runs_device(clock):
 
 def test_counted_limits_are_kept_beside_measured_ones(clock):
     limits = Limits.of(max_latency="1s", max_params="1M")
-    space = auto_space("vit", FIXED, limits)
+    space = auto_space("vit", SETTINGS, limits)
     assert 5e5 < Meter.for_space(space).most("params", space) < 1e6
     baseline = baseline_arch(space, Meter.for_space(space, limits))
     assert 5e5 < Meter.for_space(space).cost("params", baseline) <= 1e6
@@ -91,7 +92,7 @@ def test_a_slow_network_is_timed_in_few_passes():
 
 
 def test_threads_stay_as_latencies_were_measured(clock):
-    space = auto_space("vit", FIXED, Limits.of(max_params="60k"))
+    space = auto_space("vit", SETTINGS, Limits.of(max_params="60k"))
     config = {"limits": {"max_params": "60k"}, "train": {"batch": 1}}
     assert threads_for(configure(config), space) == 1
     config["limits"] = {"max_params": "60k", "max_latency": "1s"}
@@ -100,24 +101,25 @@ def test_threads_stay_as_latencies_were_measured(clock):
 
 def test_a_run_measures_on_its_own_device_before_it_begins(clock):
     config = recipe_for(None, limits={"max_latency": "100us"}, tiny=True, settings=["device=meta"])
-    _, _, space, _, device = prepare(config)
-    assert device == "meta" and clock and set(clock) == {"meta"}
-    assert Meter.for_space(space).most("params", space) * 1e-8 <= 0.95e-4
+    plan = prepare(config)
+    assert plan.device == "meta" and clock and set(clock) == {"meta"}
+    assert Meter.for_space(plan.space).most("params", plan.space) * 1e-8 <= 0.95e-4
 
 
 def test_time_and_memory_are_bounds_and_no_order_to_fill_them(tmp_path):
     """Without a limit that is counted, the images say how large a network may be."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "few.npz", x=rng.integers(0, 255, (60, 8, 8), dtype=np.uint8), y=np.arange(60) % 3)
-    options = {"data": str(tmp_path / "few.npz"), "sets": ["device=cpu"]}
-    _, opened, space, limits, _ = prepare(recipe_for(None, limits={"max_memory": "512MiB"}, **options))
-    top = units.parse(default_limit(opened.counts["train"]), "params")
-    assert limits.to_dict()["params"]["max"] == top and Meter.for_space(space).most("params", space) < 2 * top
-    free = prepare(recipe_for(None, limits={"max_memory": "512MiB", "max_params": "300k"}, **options))[3]
-    assert free.to_dict()["params"]["max"] == 300_000, "the limit set by hand stays"
+    options = {"data": str(tmp_path / "few.npz"), "settings": ["device=cpu"]}
+    plan = prepare(recipe_for(None, limits={"max_memory": "512MiB"}, **options))
+    top = units.parse(default_limit(plan.data.counts["train"]), "params")
+    assert plan.limits.to_dict()["params"]["max"] == top
+    assert Meter.for_space(plan.space).most("params", plan.space) < 2 * top
+    free = prepare(recipe_for(None, limits={"max_memory": "512MiB", "max_params": "300k"}, **options))
+    assert free.limits.to_dict()["params"]["max"] == 300_000, "the limit set by hand stays"
 
 
-def test_a_space_made_for_a_latency_is_not_refused_by_a_second_look(monkeypatch):
+def test_a_space_made_for_a_latency_is_not_refused_by_a_second_measurement(monkeypatch):
     """The clock of a busy machine may say twice as much a moment later."""
     calls = []
 
@@ -126,16 +128,16 @@ def test_a_space_made_for_a_latency_is_not_refused_by_a_second_look(monkeypatch)
         seconds = sum(p.numel() for p in model.parameters()) * (1e-8 if made == [] else 1e-6)
         return Latency(seconds, seconds, seconds, batch, device, 1, 5)
 
-    made, auto = [], api.initial_space
+    made, auto = [], prepare_module.initial_space
 
     def noted(*args):
         made.append(auto(*args))
         return made[0]
 
     monkeypatch.setattr(meter_module, "measure_latency", busier)
-    monkeypatch.setattr(api, "initial_space", noted)
-    found = prepare(recipe_for(None, limits={"max_latency": "100us"}, tiny=True, settings=["device=cpu"]))[2]
+    monkeypatch.setattr(prepare_module, "initial_space", noted)
+    found = prepare(recipe_for(None, limits={"max_latency": "100us"}, tiny=True, settings=["device=cpu"])).space
     assert found == made[0] and calls
     with pytest.raises(InfeasibleError):
-        sets = ["device=cpu", "space=vit-8px"]
-        prepare(recipe_for("s4-digits", limits={"max_latency": "1us", "max_params": "60k"}, settings=sets))
+        settings = {"device": "cpu", "space": "vit-8px"}
+        prepare(recipe_for("s4-digits", limits={"max_latency": "1us", "max_params": "60k"}, settings=settings))

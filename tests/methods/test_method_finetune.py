@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from tailorvit.methods.start import COPY, Start, open_start
 
 import tailorvit
 from tailorvit import api
@@ -21,11 +20,12 @@ from tailorvit.data import open_data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.export import Card, export, load, save_network
 from tailorvit.families import family
+from tailorvit.methods.finetune import COPY, StartingNetwork, read_start
 from tailorvit.report import compare, write_report
 from tailorvit.runs import Run
 from tailorvit.train import accuracy
 
-QUIET = {"progress": "quiet", "command": "test"}
+QUIET = {"progress": "quiet"}
 SETS = ["train.lr=2e-3", "train.augment=none", "analysis.images=1", "analysis.samples=0"]
 
 
@@ -53,8 +53,8 @@ def few(tmp_path_factory) -> Path:
     return path
 
 
-def tuned(base, out, **given) -> api.Result:
-    return tailorvit.finetune(base, out=out, tiny=True, **{"data": "digits", "settings": SETS, **QUIET, **given})
+def tuned(base, out, **options) -> api.Result:
+    return tailorvit.finetune(base, out=out, tiny=True, **{"data": "digits", "settings": SETS, **QUIET, **options})
 
 
 def test_the_same_classes_keep_the_head_and_are_tested_before_and_after(base, tmp_path):
@@ -62,14 +62,14 @@ def test_the_same_classes_keep_the_head_and_are_tested_before_and_after(base, tm
     start = result["start"]
     assert start["head"] == "kept" and start["image_size"] == [8, 8] and start["classes"] == 10
     assert result["method"] == "finetune" and result["final"] == "finetune" and result["baseline"] is None
-    assert result["fixed"]["image_size"] == [12, 12] and result["fixed"]["patch"] == 2
-    assert result["test_accuracy"] > start["test_accuracy"] > 20, "bicubic positions keep some of what was learnt"
+    assert result["settings"]["image_size"] == [12, 12] and result["settings"]["patch"] == 2
+    assert result["test_accuracy"] > start["test_accuracy"] > 20, "resized positions keep some of what was learnt"
     network = load(tmp_path / "run")
     assert network.card.shape == (1, 12, 12) and result["params"] == sum(p.numel() for p in network.parameters())
     before = json.loads((base / "network" / "network.json").read_text())["preprocessing"]
     assert network.card.preprocessing["mean"] == before["mean"], "images are normalised as the weights know them"
     with Run.open(tmp_path / "run", lock=False) as run:
-        assert "from 8x8 to 12x12 px; its head is kept" in run.events("start")[0]["text"]
+        assert "Starting network: 8x8 to 12x12 px; its head is kept." in run.events("start")[0]["text"]
         assert all("search_accuracy" in e for e in run.epochs("final"))
         assert run.info["start"]["sha256"] == start["sha256"]
 
@@ -85,12 +85,12 @@ def test_on_the_same_images_the_splits_stay_whatever_the_seed(base, few, tmp_pat
         assert not set(splits[tmp_path / name]["test"]) & {*splits[base]["train"], *splits[base]["search"]}
     assert splits[tmp_path / "other"]["fingerprint"] != splits[base]["fingerprint"]
     with Run.open(tmp_path / "same", lock=False) as run:
-        assert "splits are those of the run" in run.events("splits")[0]["text"]
+        assert "so its splits are used" in run.events("splits")[0]["text"]
     with Run.open(tmp_path / "other", lock=False) as run:
         assert not run.events("splits")
 
 
-def test_an_export_knows_the_run_it_comes_from_and_unknown_origins_are_said(base, tmp_path):
+def test_an_export_knows_the_run_it_comes_from_and_unknown_origins_get_a_warning(base, tmp_path):
     whole, away = tmp_path / "whole", tmp_path / "away"
     shutil.copytree(base, whole)
     export(whole, "safetensors")
@@ -102,18 +102,18 @@ def test_an_export_knows_the_run_it_comes_from_and_unknown_origins_are_said(base
         mine = json.loads((folder / "splits.json").read_text())
         assert (set(mine["test"]) <= set(before["test"])) == known
         with Run.open(folder, lock=False) as run:
-            told = [e["text"] for e in run.events("warning")]
-        assert not told if known else told[0].startswith("The starting network knows the same classes")
+            warnings = [e["text"] for e in run.events("warning")]
+        assert not warnings if known else warnings[0].startswith("The starting network has the same classes")
 
 
 def test_a_run_of_its_own_is_reported_compared_exported_and_predicts(base, few, tmp_path):
     folder = tmp_path / "run"
     result = tuned(base, folder, data=str(few), image_size=16)
     assert result["start"]["head"] == "new" and "test_accuracy" not in result["start"]
-    assert result["data"]["classes"] == 5 and result["fixed"]["channels"] == 3
+    assert result["data"]["classes"] == 5 and result["settings"]["channels"] == 3
     page = write_report(folder).read_text()
-    assert "Asked was to fine-tune a finished network" in page and "8x8 px and got a new head" in page
-    assert "cannot be told" not in page and "no space was searched" in page
+    assert "<b>Goal:</b> fine-tune a finished network" in page and "8x8 px and got a new head" in page
+    assert "cannot be shown" not in page and "no space was searched" in page
     assert [r["method"] for r in compare([folder, base]).to_dict()["runs"]] == ["finetune", "fixed"]
     exported = export(folder, "onnx", tmp_path / "onnx")
     assert exported.facts["checked_on"] == "test images of the run" and exported.facts["agreement"] == 1
@@ -130,10 +130,10 @@ def test_the_run_stands_alone(base, tmp_path):
     shutil.rmtree(moved)
     (tmp_path / "one" / "result.json").unlink()
     (tmp_path / "one" / "network" / "network.json").unlink()
-    again = api.resume(tmp_path / "one", "quiet")
+    again = api.resume(tmp_path / "one", progress="quiet")
     assert again["test_accuracy"] == first["test_accuracy"] and again["start"] == first["start"]
     second = tuned(tmp_path / "one" / "network", tmp_path / "two", image_size=10)
-    assert second["start"]["image_size"] == [8, 8] and second["fixed"]["image_size"] == [10, 10]
+    assert second["start"]["image_size"] == [8, 8] and second["settings"]["image_size"] == [10, 10]
 
 
 def test_a_changed_copy_is_refused(base, tmp_path):
@@ -141,42 +141,42 @@ def test_a_changed_copy_is_refused(base, tmp_path):
     (tmp_path / "run" / "result.json").unlink()
     card = tmp_path / "run" / COPY / "network.json"
     card.write_text(card.read_text().replace("bicubic", "bilinear"))
-    with pytest.raises(TailorError, match="starts from has changed since it began"):
-        api.resume(tmp_path / "run", "quiet")
+    with pytest.raises(TailorError, match="starting network of this run has changed since the run began"):
+        api.resume(tmp_path / "run", progress="quiet")
 
 
-def test_nothing_is_trained_from_scratch_where_the_weights_were_lost(base, tmp_path, monkeypatch):
-    """A full disk refuses the checkpoint: finish trains once more, from the same start."""
+def test_lost_weights_are_trained_again_from_the_starting_network(base, tmp_path, monkeypatch):
+    """A full disk refuses the checkpoint: finish trains once more, from the same weights."""
     monkeypatch.setattr(Run, "save_checkpoint", lambda *_, **__: False)
     lost = tuned(base, tmp_path / "lost", seed=1)
     monkeypatch.undo()
-    kept = tuned(base, tmp_path / "kept", seed=1)
-    assert lost["test_accuracy"] == kept["test_accuracy"]
-    weights = [(tmp_path / n / "network" / "network.safetensors").read_bytes() for n in ("lost", "kept")]
+    whole = tuned(base, tmp_path / "whole", seed=1)
+    assert lost["test_accuracy"] == whole["test_accuracy"]
+    weights = [(tmp_path / n / "network" / "network.safetensors").read_bytes() for n in ("lost", "whole")]
     assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("name", ["vit", "pit", "swin", "windowed", "shunted"])
 @pytest.mark.parametrize("windows", ["scale", "keep"])
-def test_every_family_is_spelt_as_it_is_built(name, windows, tmp_path):
+def test_the_resized_network_of_every_family_is_what_its_settings_say(name, windows, tmp_path):
     record = family(name)
-    fixed = dict(record.shrink(next(iter(record.spaces.values()))).settings)
+    shared = dict(record.shrink(next(iter(record.spaces.values()))).settings)
     if name == "shunted":
-        fixed["reduce"] = (16, 8, 4, 2)
+        shared["reduce"] = (16, 8, 4, 2)
     arch = record.arch({"family": name, **record.tiny})
     torch.manual_seed(0)
-    model = record.build(record.settings(fixed), arch)
+    model = record.build(record.settings(shared), arch)
     small = open_data("digits", limit=20)
-    save_network(tmp_path, model, Card(arch, fixed, small.classes, small.preprocessing, {}))
+    save_network(tmp_path, model, Card(arch, shared, small.classes, small.preprocessing, {}))
     data = open_data("digits", limit=20, image_size=16)
     config = {"method": "finetune", "start": {"network": str(tmp_path), "windows": windows}}
-    start = open_start(configure(config))
-    assert isinstance(start, Start) and start.size == (8, 8)
-    given, space = start.space(data)
+    start = read_start(configure(config))
+    assert isinstance(start, StartingNetwork) and start.size == (8, 8)
+    target, space = start.space(data)
     new = start.resized(data, seed=0)
-    assert space.contains(given) and dict(space.settings)["image_size"] == (16, 16)
-    assert Counter(name, dict(space.settings)).params(given) == sum(p.numel() for p in new.parameters())
-    built = record.build(record.settings(dict(space.settings)), given)
+    assert space.contains(target) and dict(space.settings)["image_size"] == (16, 16)
+    assert Counter(name, dict(space.settings)).params(target) == sum(p.numel() for p in new.parameters())
+    built = record.build(record.settings(dict(space.settings)), target)
     built.load_state_dict(new.state_dict())
     assert built.settings == new.settings
     start.normalise(data)
@@ -191,7 +191,7 @@ def test_limits_are_kept_by_the_network_as_it_will_be(base, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"image_size": 13}, r"Images of 13 px do not suit this vit network .patches of 2 px.; .* 12 and 14\."),
         ({"preset": "cifr"}, r"Unknown preset 'cifr'. Did you mean 'cifar'\? Known: .*default"),
@@ -200,10 +200,10 @@ def test_limits_are_kept_by_the_network_as_it_will_be(base, tmp_path):
         ({"network": "nowhere"}, r"There is no folder 'nowhere'"),
     ],
 )
-def test_mistakes_are_one_sentence_before_anything_is_written(base, tmp_path, given, message):
-    source = given.pop("network", base)
+def test_mistakes_are_one_sentence_before_anything_is_written(base, tmp_path, options, message):
+    source = options.pop("network", base)
     with pytest.raises(TailorError, match=message):
-        tuned(source, tmp_path / "run", **given)
+        tuned(source, tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -220,5 +220,5 @@ def test_a_card_that_does_not_fit_its_network_is_refused(base, tmp_path):
     card = json.loads((tmp_path / "net" / "network.json").read_text())
     card["arch"]["embed"] = 32
     (tmp_path / "net" / "network.json").write_text(json.dumps(card))
-    with pytest.raises(TailorError, match="no vit as its architecture says: 'embed' is 24"):
+    with pytest.raises(TailorError, match="is not the vit its card describes: 'embed' is 24"):
         tuned(tmp_path / "net", tmp_path / "run")

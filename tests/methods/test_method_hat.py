@@ -208,6 +208,12 @@ def test_limits_with_a_typical_latency():
     assert both.to_dict() == Limits.of(max_params="1M", min_latency="1ms", max_latency=2e-3).to_dict()
 
 
+@pytest.mark.parametrize(("key", "value"), [("samples", 1), ("held_out", 1), ("rounds", 0)])
+def test_settings_are_checked(key, value):
+    with pytest.raises(TailorError, match=rf"hat\.{key} must lie between .*, not {value}\.$"):
+        HatSettings(**{key: value})
+
+
 # -- BigNAS -----------------------------------------------------------------------------------------------------------
 
 
