@@ -20,18 +20,26 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[1]
 LONGEST = 8
 
-# Runs in a process of its own, so that another checkout's package can be measured: counts functions entered by file.
+# Runs in a process of its own, so that another checkout's package can be measured: counts functions entered by file,
+# and which of them were entered while the function s4 of methods/s4.py was running.
 TRACER = """
-import json, os, sys, threading
+import json, os, sys
 package, out, *arguments = sys.argv[1:]
-entered = set()
+entered, inside, depth = set(), set(), 0
+start = os.path.join(package, "methods", "s4.py")
 def note(frame, event, _):
+    global depth
     code = frame.f_code
     # A class body is entered too, when its module is imported, but is no function.
-    if event == "call" and code.co_flags & 1 and code.co_filename.startswith(package):
-        entered.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+    if event not in ("call", "return") or not code.co_flags & 1 or not code.co_filename.startswith(package):
+        return
+    if code.co_filename == start and code.co_name == "s4":
+        depth += 1 if event == "call" else -1
+    if event == "call":
+        (entered).add((code.co_filename, code.co_qualname))
+        if depth:
+            inside.add(code.co_filename)
 sys.argv = ["tailorvit", *arguments]
-threading.setprofile(note)
 sys.setprofile(note)
 try:
     from tailorvit.cli import main
@@ -42,33 +50,35 @@ else:
     code = 0
 finally:
     sys.setprofile(None)
-names = sorted((os.path.relpath(file, package), name) for file, name in entered)
+short = lambda file: os.path.relpath(file, package)
+names = sorted((short(file), name) for file, name in entered)
 with open(out, "w") as file:
-    json.dump({"code": code, "entered": names}, file)
+    json.dump({"code": code, "entered": names, "s4": sorted(map(short, inside))}, file)
 """
 
-# Counts the leaves of the settings: a table of settings counts by its keys, every searcher by its own.
+# Every key a recipe may set: the leaves of the settings, every searcher's, the limits, and what families share.
 KEYS = """
 import dataclasses, json, typing
 from tailorvit.config import Config
+from tailorvit.families import FAMILIES
+from tailorvit.search import SEARCHERS
 def leaves(kind, path):
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         here = f"{path}.{field.name}" if path else field.name
         if dataclasses.is_dataclass(hints[field.name]):
             yield from leaves(hints[field.name], here)
-        else:
+        elif here not in ("search", "limits", "plugin"):
             yield here
-keys = list(leaves(Config, ""))
-try:
-    from tailorvit.search import SEARCHERS
-    searchers = list(SEARCHERS.values())
-except ImportError:
-    from tailorvit.search import searchers as _all
-    searchers = list(_all().values())
-for entry in searchers:
+limits = [f"limits.{side}_{m}" for side in ("min", "max") for m in ("params", "macs", "latency", "memory")]
+keys = [*leaves(Config, ""), *limits]
+for entry in SEARCHERS.values():
     keys += [f"search.{entry.name}.{field.name}" for field in dataclasses.fields(entry.settings)]
-print(json.dumps(keys))
+names = set()
+for family in FAMILIES.values():
+    typed = (family.settings if hasattr(family, "settings") else family.frame)({})
+    names |= {field.name for field in dataclasses.fields(type(typed))}
+print(json.dumps([*keys, *(f"space.settings.{name}" for name in sorted(names))]))
 """
 
 
@@ -103,8 +113,8 @@ def run_python(root: Path, script: str, *arguments: str) -> str:
     return done.stdout
 
 
-def entered(root: Path, *command: str) -> list[tuple[str, str]]:
-    """(file, function) of everything a command enters."""
+def traced(root: Path, *command: str) -> dict[str, Any]:
+    """What a command enters: (file, function) of everything, and the files S4 enters."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "entered.json"
         package = str(root / "src" / "tailorvit")
@@ -112,40 +122,25 @@ def entered(root: Path, *command: str) -> list[tuple[str, str]]:
         found = json.loads(out.read_text())
     if found["code"]:
         raise SystemExit(f"house: the traced run ended with code {found['code']}")
-    return [(file, name) for file, name in found["entered"] if name != "<module>"]
+    found["entered"] = [(file, name) for file, name in found["entered"] if name != "<module>"]
+    return found  # type: ignore[no-any-return]
 
 
 def recipe_keys(root: Path) -> dict[str, int]:
-    """Keys a recipe may set, those any packaged recipe sets, and packaged recipes."""
-    import tomllib
-
-    keys = set(json.loads(run_python(root, KEYS)))
-    recipes = sorted((root / "src" / "tailorvit" / "recipes").glob("*.toml"))
-    used: set[str] = set()
-
-    def walk(table: dict[str, Any], path: str) -> None:
-        for name, value in table.items():
-            here = f"{path}.{name}" if path else name
-            if isinstance(value, dict) and here not in keys:
-                walk(value, here)
-            else:
-                used.add(here)
-
-    for recipe in recipes:
-        data = tomllib.loads(recipe.read_text(encoding="utf-8"))
-        search = data.pop("search", {}) if "search" not in keys else data.get("search", {})
-        name = search.get("name", "evolution")
-        walk(data, "")
-        used |= {f"search.{name}.{key}" for key in search}
-    return {"keys": len(keys), "set by a recipe": len(keys & used), "recipes": len(recipes)}
+    """Keys a recipe may set: all; with the last training's (the same as the others') once; those of families alone."""
+    keys = json.loads(run_python(root, KEYS))
+    once = [key for key in keys if not key.startswith("final.train.")]
+    families = [key for key in keys if key.startswith("space.settings.")]
+    return {"all": len(keys), "once": len(once), "of families": len(families)}
 
 
 def measure(root: Path) -> dict[str, Any]:
     """All figures of one checkout."""
     package = root / "src" / "tailorvit"
     rooms = by_room(package)
-    run = entered(root, "run", "--tiny", "--quiet")
-    s4 = sorted({file for file, _ in run if file.startswith(("methods/", "seek/"))})
+    trace = traced(root, "run", "--tiny", "--quiet")
+    run = trace["entered"]
+    s4 = [file for file in trace["s4"] if file.startswith(("methods/", "seek/"))]
     lines = {file: len((package / file).read_text(encoding="utf-8").splitlines()) for file in s4}
     return {
         "rooms": rooms,
@@ -165,10 +160,13 @@ def show(figures: dict[str, Any]) -> str:
     rows += [f"| all | {figures['files']} | {figures['lines']:,} |", ""]
     settings, run, s4 = figures["settings"], figures["tiny run"], figures["S4"]
     rows.append(
-        f"Settings: {settings['keys']} keys, {settings['set by a recipe']} set by {settings['recipes']} recipes."
+        f"Keys a recipe may set: {settings['all']}, or {settings['once']} where [final.train] counts once; "
+        f"{settings['of families']} of them are settings of families."
     )
     rows.append(f"`tailorvit run --tiny` enters {run['files']} files and {run['functions']} functions.")
-    rows.append(f"S4 is in {s4['files']} files of methods/ and seek/, {s4['lines']:,} lines: {', '.join(s4['names'])}.")
+    rows.append(
+        f"S4 enters {s4['files']} files of methods/ and seek/, {s4['lines']:,} lines: {', '.join(s4['names'])}."
+    )
     longest = ", ".join(f"{row['function']} ({row['lines']}, {row['file']})" for row in figures["longest functions"])
     rows.append(f"Longest functions: {longest}.")
     return "\n".join(rows)

@@ -276,7 +276,7 @@ def _recorded_training(
     from tailorvit.train.graphs import GraphSteps
 
     _needs_groups(bench, model)
-    steps = GraphSteps(model, call, optimizer, None, settings, str(bench.device))
+    steps = GraphSteps(model, call, optimizer, settings, str(bench.device))
     labels = [target.argmax(-1) for _, target in batches]
 
     def step(i: int, arch: Arch | None) -> Tensor:

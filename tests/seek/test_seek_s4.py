@@ -21,7 +21,6 @@ from tailorvit.seek.s4 import (
     rank,
     repair_move,
     scaled,
-    size_metric,
     size_of,
     unconstrained,
 )
@@ -130,7 +129,7 @@ def test_a_space_of_three_dimensions_has_26_neighbours():
 def choose(z, space=A1, meter=METER, visited=(), **changes):
     settings = S4Settings(**changes)
     options = whole(moves(space, meter), space)
-    return decide(space, slopes(*z, space=space), options, settings, 2, {space, *visited}, size_metric(meter))
+    return decide(space, slopes(*z, space=space), options, settings, 2, {space, *visited}, meter.size_metric)
 
 
 def test_a_move_says_what_and_why():
@@ -325,7 +324,7 @@ def test_a_space_under_its_lower_limit_may_grow_towards_it():
 def test_any_cost_may_be_the_limit():
     top = METER.cost("macs", A1.largest())
     meter = Meter.for_space(PAPER, Limits.of(max_macs=top))
-    assert size_metric(meter) == "macs" and size_metric(FREE) == "params"
+    assert meter.size_metric == "macs" and FREE.size_metric == "params"
     found = moves(A1, meter)
     assert found and all(m.size == meter.cost("macs", m.space.largest()) < top for m in found)
     decision, _ = decide(A1, slopes(*EX1), found, S4Settings(), 0, {A1}, "macs")

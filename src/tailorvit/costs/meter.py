@@ -78,6 +78,15 @@ class Meter:
         rest: dict[str, float] = {m: self.cost(m, arch) for m in self.limits.metrics if m not in ("params", "macs")}
         return {"params": params, "macs": macs, **rest}
 
+    @property
+    def size_metric(self) -> Metric:
+        """The cost that networks and spaces are sized by: the first with an upper limit, else parameters."""
+        return next((metric for metric, _, high in self.limits if high is not None), "params")
+
+    def size(self, arch: Arch) -> float:
+        """An architecture's cost in that metric."""
+        return self.cost(self.size_metric, arch)
+
     def problem(self, arch: Arch) -> str | None:
         """The first limit this architecture breaks, in words; counted costs are checked first."""
         for metric, low, high in self.limits:

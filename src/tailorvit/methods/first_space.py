@@ -12,7 +12,6 @@ from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measu
 from tailorvit.data import Data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_settings
-from tailorvit.seek.s4 import size_metric
 from tailorvit.space import Space
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def auto_space(family_name: str, settings: Mapping[str, Any], limits: Limits, **
     """The largest space of the family's usual shape whose largest network lies under every limit."""
     record, gauge = family(family_name), Meter(family_name, settings, limits, **meter)
     if not limits.measured:
-        space = largest_fitting(record.auto(settings), gauge.holds, lambda s: size(gauge, s.largest()))
+        space = largest_fitting(record.auto(settings), gauge.holds, lambda s: gauge.size(s.largest()))
     else:
         counted = Meter(family_name, settings, limits.counted())
         closer = Meter(family_name, settings, _with_room(limits), **meter)
@@ -88,11 +87,6 @@ def _with_room(limits: Limits) -> Limits:
     """The limits, the measured ones a little lower."""
     rows = ((m, low, high if high is None or m in COUNTED else (1 - MEASURED_ROOM) * high) for m, low, high in limits)
     return Limits(tuple(rows))
-
-
-def size(meter: Meter, arch: Arch) -> float:
-    """An architecture's cost in the first limited metric."""
-    return meter.cost(size_metric(meter), arch)  # type: ignore[arg-type]
 
 
 # -- what a recipe says of architecture, family and image size --------------------------------------------------------

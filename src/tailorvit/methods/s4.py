@@ -9,7 +9,7 @@ from tailorvit.methods import Method
 from tailorvit.methods.finish import finish
 from tailorvit.methods.judges import finish_by_score, judge, judge_facts, meter_of, scale_of
 from tailorvit.methods.session import S4Journal, Session, Supernets
-from tailorvit.seek.s4 import move_space, moves_for, size_metric, size_of
+from tailorvit.seek.s4 import move_space, moves_for, size_of
 
 
 def s4(session: Session) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _announce(session: Session) -> None:
         session.log_once(
             "measuring", f"S4 measures the {metrics} of all neighbouring spaces at every step: this is slow."
         )
-    metric = size_metric(meter)
+    metric = meter.size_metric
     high = meter.limits.high(metric) if metric in ("params", "macs") else None  # type: ignore[arg-type]
     if high is None:
         return

@@ -128,11 +128,6 @@ class Move:
     size: float
 
 
-def size_metric(meter: Meter) -> str:
-    """The cost a space is sized by: the first with an upper limit, else parameters."""
-    return next((metric for metric, _, high in meter.limits if high is not None), "params")
-
-
 def size_of(space: Space, meter: Meter, metric: str, by: SizedBy = "largest") -> float:
     """The cost of the largest architecture of a space, as in the paper, or of the middle one."""
     if by == "largest":
@@ -167,7 +162,7 @@ def moves(
 
     A neighbour must also reach the lower limits, or be larger than the space as long as that is below them.
     """
-    metric, found = size_metric(meter), list[Move]()
+    metric, found = meter.size_metric, list[Move]()
     here = {m: size_of(space, meter, m, by) for m, low, _ in meter.limits if low is not None}
 
     def within_limits(sizes: dict[str, float], moved: Space) -> bool:
@@ -303,7 +298,7 @@ def repair_move(
     options = moves_for(space, meter, settings)
     legal = bool(options)
     if not legal:
-        metric = metric or size_metric(meter)
+        metric = metric or meter.size_metric
         here = size_of(space, meter, metric, settings.sized_by)
         every = moves_for(space, meter, settings, legal=False)
         options = [replace(m, size=size_of(m.space, meter, metric, settings.sized_by)) for m in every]
@@ -364,7 +359,7 @@ class _Walk:
         scale: Scale,
     ) -> None:
         self.meter, self.evaluator, self.settings, self.seed = meter, evaluator, settings, seed
-        self.journal, self.scale, self.metric = journal, scale, size_metric(meter)
+        self.journal, self.scale, self.metric = journal, scale, meter.size_metric
         self.decisions, self.visited = list[Decision](), set[Space]()
         survey = Survey(meter, self.metric, settings.survey, settings.reach, seed)
         self.survey = survey if settings.survey else None
