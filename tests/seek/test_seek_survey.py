@@ -167,19 +167,17 @@ def test_by_a_survey_s4_climbs_under_noise_where_a_bias_leads_pairs_astray():
 
 
 def test_what_cannot_be_surveyed_is_said_before_anything_is_trained():
-    with pytest.raises(TailorError, match=r"s4\.blocks must be 'all'"):
-        S4Settings(design="survey", blocks="one")
     with pytest.raises(TailorError, match=r"s4\.reach must lie between 1 and 100, not 0"):
         S4Settings(reach=0)
-    config = configure({"method": "s4", "s4": {"design": "survey"}})
+    config = configure({"method": "s4", "s4": {"survey": 24}})
     with pytest.raises(TailorError, match=r"seek\.evaluator must be 'training', not 'supernet'"):
         require_feasible(config, SPACE, METER)
-    few = configure({"method": "s4", "s4": {"design": "survey", "survey": 6}, "seek": {"evaluator": "training"}})
-    require_feasible(few, SPACE, METER)
-    with pytest.raises(TailorError, match=r"s4\.survey = 6 members cannot tell the slopes of 5 dimensions .* 7 can"):
-        require_survey(few, 5)
+    enough, few = (configure({"method": "s4", "s4": {"survey": n}, "seek": {"evaluator": "training"}}) for n in (6, 5))
+    require_feasible(enough, SPACE, METER)
+    with pytest.raises(TailorError, match=r"s4\.survey = 5 architectures are too few .* 4 dimensions; 6 is the least"):
+        require_feasible(few, SPACE, METER)
     narrow = [replace(d, choices=(d.low,), minimum=d.low, maximum=d.low) for d in SPACE.dims]
     narrow[0] = replace(narrow[0], maximum=narrow[0].low + 1)
     space = replace(SPACE, dims=tuple(narrow))
-    with pytest.raises(TailorError, match=r"4 dimensions needs 6 different members; within s4\.reach = 2 .* are 2"):
-        Survey(Meter.for_space(space), 12, 2, 0).slopes(space, 0, exact, space.keys)
+    with pytest.raises(TailorError, match=r"4 dimensions needs 6 different architectures, .* s4\.reach = 2 .* are 2"):
+        Survey(Meter.for_space(space), "params", 12, 2, 0).slopes(space, 0, exact, space.keys)

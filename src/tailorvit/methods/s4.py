@@ -44,7 +44,7 @@ def _announce(session: Session) -> None:
             "measuring", f"S4 measures the {metrics} of all neighbouring spaces at every step: this is slow."
         )
     metric = meter.size_metric
-    high = meter.limits.high(metric) if metric in ("params", "macs") else None  # type: ignore[arg-type]
+    high = meter.limits.high(metric) if metric in ("params", "macs") else None
     if high is None:
         return
     here = size_of(space, meter, metric, settings.sized_by)
