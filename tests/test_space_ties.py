@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tailorvit.seek.moves import over
 
 from space_tools import STAGED, VIT, chances, members, rng, round_trips, seeds
 from tailorvit.arch import Arch
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
 from tailorvit.families import family, named_space
+from tailorvit.seek.s4 import broken_limit
 from tailorvit.space import Dim, Space
 
 TIED = Space(
@@ -64,7 +64,7 @@ def test_ties_hold_whatever_is_done(space, seed, p_global, p_block, per_gene):
     for arch in (a, b, mutant, space.cross(a, mutant, draw, per_gene), space.smallest(), space.largest()):
         assert legal(space, space.check(arch))
     for dim in space.dims:
-        for value in dim.choices:  # every choice left is in some member
+        for value in dim.choices:  # every choice left is in some architecture
             changed = space.check(space.with_value(a, dim.key, value, draw))
             assert legal(space, changed)
             assert set(changed.many(dim.key) if dim.scope == "block" else [changed[dim.key]]) == {value}
@@ -144,7 +144,7 @@ def test_without_ties_the_ends_are_the_largest_and_the_smallest():
 
 
 @pytest.mark.parametrize("metric", ["params", "macs"])
-def test_no_member_of_a_tied_space_costs_more_or_less_than_its_ends(metric):
+def test_no_architecture_of_a_tied_space_costs_more_or_less_than_its_ends(metric):
     """The row with the most squares is not always the dearest: MACs count the early stages more."""
     found = 0
     for steps in product((-1, 0, 1, 2), repeat=3):
@@ -172,10 +172,10 @@ def test_a_limit_between_tied_rows_is_feasible_and_holds_back():
     meter = Meter.for_space(space)
     between = (meter.cost("macs", space.largest()) + meter.most("macs", space)) / 2
     meter = Meter.for_space(space, Limits.of(max_macs=between))
-    assert meter.below(space.largest()) and not meter.holds(space) and over(space, meter) == "macs"
+    assert meter.below(space.largest()) and not meter.holds(space) and broken_limit(space, meter) == "macs"
 
 
-def test_a_supernet_of_tied_widths_holds_every_member():
+def test_a_supernet_of_tied_widths_holds_every_architecture():
     small = named_space("windowed-8px")
     wide = {"embed.1": (8, 20), "embed.2": (20, 24)}
     dims = [replace(d, choices=wide[d.key], shift=1, minimum=1) if d.key in wide else d for d in small.dims]
@@ -199,7 +199,7 @@ def test_moves_drop_choices_that_have_no_partner_left():
     assert space.pin("a", 2)["b"].choices == (2, 4) and TIED.pin("heads.1", 8)["heads.3"].choices == (8,)
 
 
-def test_ties_are_told_apart_from_no_ties():
+def test_ties_make_a_space_different():
     free = Space(TIED.family, TIED.dims, TIED.settings)
     assert free != TIED and "multiples" not in free.to_dict()
     assert TIED.to_dict()["multiples"] == [["heads.1", "heads.2"], ["heads.2", "heads.3"]]

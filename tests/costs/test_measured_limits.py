@@ -15,7 +15,7 @@ from tailorvit.costs.measure import Latency, measure_latency
 from tailorvit.costs.meter import growing, largest_fitting, largest_measured
 from tailorvit.errors import InfeasibleError
 from tailorvit.methods import prepare as prepare_module
-from tailorvit.methods.baseline import baseline_arch
+from tailorvit.methods.finish import baseline_arch
 from tailorvit.methods.first_space import auto_space, default_limit
 from tailorvit.methods.prepare import prepare, threads_for
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tailorvit.seek.moves import moves
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
@@ -18,16 +17,16 @@ from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_arch, named_space, with_settings
 from tailorvit.families.ladder.family import FAMILY as LADDER
 from tailorvit.families.ladder.spaces import ladder_arch
-from tailorvit.methods.s4 import tell_idle_limit
+from tailorvit.methods.s4 import _announce
 from tailorvit.rng import generator
 from tailorvit.seek.s3 import shifted
-from tailorvit.seek.s4 import S4Settings
+from tailorvit.seek.s4 import S4Settings, moves
 from tailorvit.space import Dim, Space
 
 DESIGNS = ("a", "evl", "lst")
 
 
-def asked(*words):
+def printed(*words):
     done = CliRunner().invoke(cli.app, [*words, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -64,21 +63,21 @@ def by_formula(design, a, b, c, d, classes, n=197, f=768):
     ],
 )
 def test_ranges_of_the_specification(name, design, millions, count):
-    told = asked("space", name, "--classes", "100")
+    shown = printed("space", name, "--classes", "100")
     corners = ((3, 3.5, 2, 336), (4, 4, 14, 384))
     for key, corner, size in zip(("smallest", "largest"), corners, millions, strict=True):
-        assert (told[key]["params"], told[key]["macs"]) == by_formula(design, *corner, 100)
-        assert round(told[key]["params"] / 1e6, 2) == size
-    assert told["count"] == count
+        assert (shown[key]["params"], shown[key]["macs"]) == by_formula(design, *corner, 100)
+        assert round(shown[key]["params"] / 1e6, 2) == size
+    assert shown["count"] == count
 
 
 def test_named_architectures():
-    evl = asked("cost", "evl-4x768")
+    evl = printed("cost", "evl-4x768")
     assert evl["params"] == 28_436_836 and (evl["params"], evl["macs"]) == by_formula("evl", 4, 4, 12, 768, 100)
-    rows = FAMILIES["ladder"].outline(LADDER.settings(evl["fixed"]), named_arch("evl-4x768").arch)
+    rows = FAMILIES["ladder"].outline(LADDER.settings(evl["settings"]), named_arch("evl-4x768").arch)
     assert [r["params"] for r in rows] == [7_089_408] * 4
-    assert asked("cost", "s4-clip-min")["params"] == 3_714_124
-    assert asked("cost", "s4-clip-max")["params"] == 11_479_780
+    assert printed("cost", "s4-clip-min")["params"] == 3_714_124
+    assert printed("cost", "s4-clip-max")["params"] == 11_479_780
 
 
 @pytest.mark.parametrize("design", DESIGNS)
@@ -124,7 +123,7 @@ def test_s3_moves_depth_as_far_as_the_taps_allow():
     depth = Dim("depth", (2, 3), minimum=1, maximum=4)
     assert shifted(depth, 1) == (depth.moved(1), "")
     moved, note = shifted(depth, 3)
-    assert moved.choices == (3, 4) and note == "depth moves by +1 instead of moving by +3, as 4 is the most"
+    assert moved.choices == (3, 4) and note == "depth moves by +1 instead of moving by +3, as its maximum is 4"
     assert shifted(depth, -5)[1].endswith("to keep two choices")
 
 
@@ -137,9 +136,9 @@ def test_evl_is_as_wide_as_its_trunk():
 
 
 @pytest.mark.parametrize(
-    ("fixed", "words"),
+    ("settings", "words"),
     [
-        ({"image_size": 224}, r"\[tokens, width\].*not \[224\]"),
+        ({"image_size": 224}, r"\[tokens, width\].*not 224\."),
         ({"image_size": (0, 5)}, r"not \[0, 5\]"),
         ({"design": "b"}, "must be a or evl or lst, not 'b'"),
         ({"act": "relu"}, "'act' must be gelu or quick_gelu"),
@@ -148,9 +147,9 @@ def test_evl_is_as_wide_as_its_trunk():
         ({"eps": 0}, "'eps' must be a small positive number"),
     ],
 )
-def test_settings_are_checked(fixed, words):
+def test_settings_are_checked(settings, words):
     with pytest.raises(TailorError, match=words):
-        LADDER.settings(fixed)
+        LADDER.settings(settings)
 
 
 @pytest.mark.parametrize(
@@ -168,18 +167,21 @@ def test_architectures_by_hand_are_checked(genes, words):
         LADDER.arch(genes)
 
 
-def test_an_idle_limit_is_told():
-    def told(limit):
-        lines = []
+def test_a_limit_that_restricts_nothing_gets_a_warning():
+    def messages(limit):
+        found, limits = [], Limits.of(max_params=limit)
         space = named_space("s4-clip", classes=100)
-        meter = Meter.for_space(space, Limits.of(max_params=limit))
-        config = SimpleNamespace(s4=S4Settings())
-        tell_idle_limit(SimpleNamespace(space=space, meter=meter, config=config, tell_once=lambda *a: lines.append(a)))
-        return lines
+        meter, config = Meter.for_space(space, limits), SimpleNamespace(s4=S4Settings())
+        _announce(
+            SimpleNamespace(
+                space=space, meter=meter, limits=limits, config=config, log_once=lambda *row: found.append(row)
+            )
+        )
+        return found
 
-    assert told("12M") == [] and told(None) == []
-    ((kind, text),) = told("30M")
-    assert kind == "warning" and "30M params holds nothing back" in text and "11.48M" in text
+    assert messages("12M") == [] and messages(None) == []
+    ((kind, text),) = messages("30M")
+    assert kind == "warning" and "30M params restricts nothing" in text and "11.48M" in text
 
 
 # -- shapes for a budget ----------------------------------------------------------------------------------------------
@@ -188,12 +190,12 @@ def test_an_idle_limit_is_told():
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("taps", [1, 4, 12])
 def test_automatic_shapes_fit_the_trunk(design, taps):
-    fixed = {"image_size": (17, 32), "channels": taps, "classes": 10, "design": design, "head_dim": 16}
-    count = Counter("ladder", fixed)
-    spaces = list(islice(LADDER.auto(fixed), 200))
+    settings = {"image_size": (17, 32), "channels": taps, "classes": 10, "design": design, "head_dim": 16}
+    count = Counter("ladder", settings)
+    spaces = list(islice(LADDER.auto(settings), 200))
     assert len(spaces) >= 8 and count.params(spaces[0].largest()) < 12_000
     assert all(s["depth"].high <= taps == s["depth"].maximum for s in spaces)
-    archs = list(islice(LADDER.baseline(fixed), 200))
+    archs = list(islice(LADDER.baseline(settings), 200))
     assert count.params(archs[0]) < 12_000 < count.params(archs[-1])
 
 

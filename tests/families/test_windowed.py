@@ -18,7 +18,7 @@ from tailorvit.families.windows.plain import Cut, WindowAttention, WindowSetting
 from tailorvit.families.windows.windowed import ARCHS, SPACES, settle, stages_of, windowed_arch, windowed_settings
 from tailorvit.families.windows.windowed import FAMILY as WINDOWED
 from tailorvit.rng import generator
-from tailorvit.seek.s3 import within
+from tailorvit.seek.s3 import count_within
 
 DIGITS = dict(SPACES["windowed-8px"].settings)
 
@@ -70,7 +70,7 @@ def test_a_greater_window_may_cost_less_and_the_ends_of_a_space_know_it():
     between = (meter.counter.macs(with_window(space.smallest(), 21)) + meter.least("macs", space)) / 2
     tight = Meter.for_space(space, Limits.of(max_macs=between))
     tight.require_feasible(space)
-    assert within(space, tight, 1) == 1
+    assert count_within(space, tight, 1) == 1
     most = Meter.for_space(space, Limits.of(max_macs=meter.most("macs", space) - 1))
     assert meter.counter.macs(space.largest()) < meter.most("macs", space) and not most.holds(space)
 

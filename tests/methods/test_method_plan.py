@@ -12,7 +12,7 @@ from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, named_space
 from tailorvit.families.vit.spaces import patch_for
 from tailorvit.methods import METHODS
-from tailorvit.methods.baseline import baseline_arch
+from tailorvit.methods.finish import baseline_arch
 from tailorvit.methods.first_space import (
     auto_space,
     data_settings,

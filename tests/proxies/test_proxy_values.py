@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ import torch.nn.functional as F
 from proxy_tools import FAMILY_NAMES, sample, scorer, small_space, task
 from torch import nn
 
-from tailorvit.families import FAMILIES
-from tailorvit.proxies import PROXIES, Labelled, Refused, dss, layers
+from tailorvit.families import FAMILIES, plain_class
+from tailorvit.proxies import PROXIES, Labelled, Refused
 from tailorvit.proxies.dss import SKETCHES, exact_nuclear, nuclear
-from tailorvit.proxies.layers import LayerWords, noise, takes_trunk_features, weights
+from tailorvit.proxies.layers import noise, weights
 from tailorvit.proxies.score import rescored
 from tailorvit.proxies.te import tangent_kernel
 from tailorvit.stats import ranks
@@ -58,7 +59,7 @@ def test_dss_equals_the_formula_layer_by_layer(family):
     job = task(model, arch, space)
     x = (
         noise(job, model, "dss")[:1]
-        if takes_trunk_features(family)
+        if plain_class(family).takes_features
         else torch.ones(1, *noise(job, model, "dss").shape[1:])
     )
     model(x).sum().backward()
@@ -107,8 +108,9 @@ def test_a_family_may_name_its_layers_otherwise(monkeypatch):
     with pytest.raises(Refused, match="no attention or mixing layers"):
         PROXIES["dss"].measure(job)
     words = {"stem": "patch", "mixer": "mixing", "ffn": "mlp", "classifier": "head"}
-    for module in (layers, dss):
-        monkeypatch.setattr(module, "layer_words", lambda _: LayerWords(words, output="out"))
+    mixer = replace(FAMILIES["vit"], name="mixer", layer_words=words, output_layer="out")
+    monkeypatch.setitem(FAMILIES.added, "mixer", mixer)
+    job = replace(job, family="mixer")
     assert [w.part for w in weights(job, model)] == ["patch", "mixing", "mixing", "mlp", "head"]
     ours, official = (PROXIES[n].measure(job) for n in ("dss", "dss_official"))
     assert set(ours) == {"score", "msa", "mlp", "tokens", "out"} and min(ours.values()) > 0
