@@ -1,6 +1,7 @@
 """TailorViT: tailor a vision transformer to your data and your size budget.
 
-Names are loaded when first used, so that importing the package stays quick.
+``run(data=..., max_params=...)`` finds, trains and saves a network; ``load(RUN).predict(image)`` uses it; ``resume``,
+``finetune``, ``evaluate`` and ``list_runs`` do what the commands do; ``register`` adds a part of your own. Names are loaded when first used, so that importing the package stays quick.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from tailorvit.evaluation import Evaluation, evaluate
     from tailorvit.export import Network, load
     from tailorvit.families import FAMILIES, named_arch, named_space
-    from tailorvit.lookup import cost, doctor, listing, space_info
+    from tailorvit.lookup import cost, doctor, list_runs, listing, space_info
+    from tailorvit.plugins import register
     from tailorvit.report import write_report
     from tailorvit.space import Dim, Space
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Arch": "arch",
@@ -40,11 +42,13 @@ _HOME = {
     "doctor": "lookup",
     "evaluate": "evaluation",
     "finetune": "api",
+    "list_runs": "lookup",
     "listing": "lookup",
     "load": "export",
     "named_arch": "families",
     "named_space": "families",
     "open_data": "data",
+    "register": "plugins",
     "resume": "api",
     "run": "api",
     "space_info": "lookup",
@@ -68,11 +72,13 @@ __all__ = [
     "doctor",
     "evaluate",
     "finetune",
+    "list_runs",
     "listing",
     "load",
     "named_arch",
     "named_space",
     "open_data",
+    "register",
     "resume",
     "run",
     "space_info",
@@ -84,3 +90,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tailorvit' has no attribute '{name}'")
     return getattr(import_module(f"tailorvit.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
