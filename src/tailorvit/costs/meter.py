@@ -140,11 +140,6 @@ class Meter:
         """Whether every architecture is strictly below every upper limit: S4's condition on a space."""
         return all(high is None or self.most(metric, space) < high for metric, _, high in self.limits)
 
-    def share(self, space: Space, n: int = 2000, seed: int = 0) -> float:
-        """The share of sampled architectures that keep the limits."""
-        rng = generator(seed, "share")
-        return sum(self.fits(space.sample(rng)) for _ in range(n)) / n
-
     def require_feasible(self, space: Space, tries: int = 20_000) -> None:
         """Raise, before any training, when no architecture can keep the limits; the message names the nearest cost."""
         for metric, low, high in self.limits:

@@ -114,8 +114,3 @@ class Scored:
             "parts": {k: dict(v) for k, v in self.parts.items()},
             "problems": dict(self.problems),
         }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Scored:
-        """Read :meth:`to_dict`'s form."""
-        return cls(**{**data, "arch": Arch.from_dict(data["arch"])})

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
@@ -363,16 +362,14 @@ def _score_rows(
     return found, notes
 
 
-def proxy_scores(
-    settings: ProxySettings, device: str = "cpu", images: tuple[Tensor, Tensor] | None = None
-) -> ScoreArchs:
+def proxy_scores(settings: ProxySettings, device: str = "cpu") -> ScoreArchs:
     """The proxies as :func:`rank` takes them: larger is better, one sentence per proxy about missing scores."""
 
     def score(
         family: str, shared: Mapping[str, Any], archs: Sequence[Arch], names: Sequence[str], seed: int
     ) -> tuple[Mapping[str, Values], list[str]]:
         space = _common_space(family, archs) or family
-        scored = Scorer(space, shared, replace(settings, names=tuple(names)), seed, device, images)(archs)
+        scored = Scorer(space, shared, replace(settings, names=tuple(names)), seed, device)(archs)
         notes = []
         for n in names:
             sentences = [s.problems[n] for s in scored if n in s.problems]
