@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailorvit.errors import TailorError, unknown
+from tailorvit.portable import reason, to_image
 from tailorvit.predict import Item, classify, load_classifier
 
 Ints = NDArray[np.int64]
@@ -75,25 +76,30 @@ class _Labelled:
     pool: Any
 
     def items(self, ids: Ints) -> Iterator[Item]:
-        """The images; files are decoded later, by several threads, others come from a dataset that may not allow it."""
-        from tailorvit.data.images import to_image
-        from tailorvit.data.pools import ArrayPool
-
+        """The images. Files are decoded later, by several threads; a dataset's own code may not allow that."""
         for i in ids.tolist():
-            if self.pool.names is not None:
-                yield Item(self.pool.names[i], Path(self.pool.names[i]))
-            elif isinstance(self.pool, ArrayPool):
-                yield Item(f"item {i}", to_image(self.pool.images[i]))
-            else:
-                yield Item(f"item {i}", self.pool.opener(i))
+            name = self.pool.name(i)
+            if self.pool.names is not None and Path(name).is_file():
+                yield Item(name, Path(name))
+                continue
+            try:
+                yield Item(name, to_image(self.pool.images[i]) if hasattr(self.pool, "images") else self.pool.opener(i))
+            except Exception as error:  # datasets and decoders raise errors of every type
+                yield Item(name, error=reason(error))
 
     def unreadable(self, split: str) -> list[tuple[str, str]]:
-        """Files of the split that are in none because their header cannot be read, each with the reason."""
-        if split == "all" or split not in self.splits:  # a run's own splits hold readable images only
-            return list(self.pool.skipped) if split == "all" else []
+        """Files of the split that are in no split because their header cannot be read, each with the reason."""
+        if split == "all":
+            return list(self.pool.skipped)
+        if split not in self.splits or self.pool.names is None:  # a run's own splits hold readable images only
+            return []
         root = Path(self.source).expanduser()
-        folder = Path(self.pool.names[self.splits[split][0]]).relative_to(root).parts[0] if self.pool.names else None
-        return [(name, why) for name, why in self.pool.skipped if Path(name).relative_to(root).parts[0] == folder]
+
+        def top(name: str) -> str | None:
+            return Path(name).relative_to(root).parts[0] if Path(name).is_relative_to(root) else None
+
+        folder = top(self.pool.names[self.splits[split][0]])  # train, validation, ..., as the data spells it
+        return [(name, why) for name, why in self.pool.skipped if top(name) == folder]
 
 
 def _read_data(source: str) -> _Labelled:
