@@ -242,3 +242,28 @@ def test_the_command_prints_a_table_or_json(network, photos):
     assert set(facts) == {
         *("network", "data", "split", "images", "accuracy", "macro", "classes", "confusion", "skipped", "notes")
     }
+
+
+def test_images_from_a_dataset_object(network, photos, monkeypatch):
+    """Images without files are opened one by one; one that fails is left out."""
+    import tailorvit.data.sources as sources
+
+    wanted = evaluate(network, photos)
+    real = sources.read_source
+
+    def read_source(source: str):
+        pool = real(source)
+        pool.names, opener = None, pool.opener
+
+        def failing(index: int) -> Image.Image:
+            if index == 25:
+                raise RuntimeError("no such item")
+            return opener(index)
+
+        pool.opener = failing
+        return pool
+
+    monkeypatch.setattr(sources, "read_source", read_source)
+    found = evaluate(network, photos)
+    assert found.images == 25 and found.skipped == (("item 25", "no such item"),)
+    assert np.abs(np.subtract(found.confusion, wanted.confusion)).sum() == 1

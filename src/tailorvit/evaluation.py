@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailorvit.errors import TailorError, unknown
+from tailorvit.portable import reason, to_image
 from tailorvit.predict import Item, classify, load_classifier
 
 Ints = NDArray[np.int64]
@@ -75,27 +76,32 @@ class _Labelled:
     images: Any
 
     def items(self, ids: Ints) -> Iterator[Item]:
-        """The images; files are decoded later, by several threads, others come from a dataset that may not allow it."""
-        from tailorvit.data.images import ArrayImageSet
-        from tailorvit.portable import to_image
-
+        """The images. Files are decoded later, by several threads; a dataset's own code may not allow that."""
         for i in ids.tolist():
-            if self.images.names is not None:
-                yield Item(self.images.names[i], Path(self.images.names[i]))
-            elif isinstance(self.images, ArrayImageSet):
-                yield Item(f"item {i}", to_image(self.images.images[i]))
-            else:
-                yield Item(f"item {i}", self.images.opener(i))
+            name = self.images.name(i)
+            if self.images.names is not None and Path(name).is_file():
+                yield Item(name, Path(name))
+                continue
+            try:
+                yield Item(
+                    name, to_image(self.images.images[i]) if hasattr(self.images, "images") else self.images.opener(i)
+                )
+            except Exception as error:  # datasets and decoders raise errors of every type
+                yield Item(name, error=reason(error))
 
     def unreadable(self, split: str) -> list[tuple[str, str]]:
-        """Files of the split that are in none because their header cannot be read, each with the reason."""
-        if split == "all" or split not in self.splits:  # a run's own splits hold readable images only
-            return list(self.images.skipped) if split == "all" else []
+        """Files of the split that are in no split because their header cannot be read, each with the reason."""
+        if split == "all":
+            return list(self.images.skipped)
+        if split not in self.splits or self.images.names is None:  # a run's own splits hold readable images only
+            return []
         root = Path(self.source).expanduser()
-        folder = (
-            Path(self.images.names[self.splits[split][0]]).relative_to(root).parts[0] if self.images.names else None
-        )
-        return [(name, why) for name, why in self.images.skipped if Path(name).relative_to(root).parts[0] == folder]
+
+        def top(name: str) -> str | None:
+            return Path(name).relative_to(root).parts[0] if Path(name).is_relative_to(root) else None
+
+        folder = top(self.images.names[self.splits[split][0]])  # train, validation, ..., as the data spells it
+        return [(name, why) for name, why in self.images.skipped if top(name) == folder]
 
 
 def _read_data(source: str) -> _Labelled:

@@ -134,7 +134,7 @@ def network_folder(folder: str | Path) -> Path:
         return place / "network"
     onnx = next((f.name for f in place.glob("*.onnx")), None) if place.is_dir() else None
     if onnx or any(place.glob("*.pt2")):
-        hint = f"predict takes '{onnx}' itself" if onnx else "give the run's folder"
+        hint = f"predict reads '{onnx}' itself" if onnx else "give the run's folder"
         raise TailorError(
             f"'{folder}' is an export without network.json, which only safetensors, timm and hf write; {hint}."
         )
