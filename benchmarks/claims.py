@@ -89,7 +89,7 @@ def on_cifar10() -> list[Claim]:
     probe, baseline, found = (line.split(" | ") for line in ladder.table(read(HERE / pets)).splitlines()[2:])
     return [
         (
-            "S4 by a survey on CIFAR-10 (1.5M parameters) has the highest mean of the methods tried, just above DeiT's shape",
+            "S4 by a survey on CIFAR-10 (1.5M parameters) has the highest mean of all methods, just above DeiT's shape",
             f"{percent['s4 survey']} %; baseline {percent['baseline']}; difference {cifar10.difference(*both, both)}",
             'cifar10/cifar10.py run "s4 survey"',
             data,

@@ -80,6 +80,12 @@ def test_cases_of_whole_runs_are_valid_recipes(study):
         configure(merged(read_recipe(recipe), overrides(sets)))
 
 
+def test_cases_without_training_use_the_proxy_they_name():
+    for word, proxy in (("dss", "dss"), ("predictor", "predictor"), ("size", "params")):
+        recipe, sets = digits.TRAINING_FREE[f"tf-tas, {word}"]
+        assert f"'{proxy}'" in str(configure(merged(read_recipe(recipe), overrides(sets))).proxy)
+
+
 @pytest.mark.parametrize("size", cifar10.BASELINES)
 @pytest.mark.parametrize("case", cifar10.CASES)
 def test_cases_on_cifar10_are_valid_recipes(case, size):
