@@ -142,9 +142,6 @@ def test_a_run_tells_whether_it_helped(tmp_path, world, sign):
     if sign:
         assert told["tau"] == pytest.approx(sign) == told["tau_first"]
     assert told["helps"] == (sign == 1)
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "A pre-filter (mine) looked at" in page and ("it helped" in page) == (sign == 1)
-    assert ("hardly helped" in page) == (sign != 1)
 
 
 def test_the_shipped_predictor_filters_a_search(tmp_path):
@@ -174,8 +171,6 @@ def test_a_filter_fitted_on_the_first_population(tmp_path, world):
     first = {t["arch"]: t["accuracy"] for t in searched if t["generation"] == 0}
     children = [t["accuracy"] for t in searched if t["source"] in ("cross", "mutate")]
     assert sum(children) / len(children) > sum(first.values()) / len(first)
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "A pre-filter (fitted) looked at" in page and "each answer from a fit without it" in page
 
 
 def test_a_fitted_filter_needs_enough_to_learn_from():
