@@ -241,6 +241,11 @@ def test_counts_missing_are_taken_from_the_matrix():
     assert found is not None and (found.count, found.correct, found.problems) == (4, 3, ())
 
 
+def test_counts_without_any_class_are_drawn():
+    told = facts({"test": {"confusion": [[0, 0, 3]]}})
+    assert list(drawn(told)) == ["confusion"] and "class 0 correct: 3 of 3" in tips(drawn(told)["confusion"])
+
+
 def test_the_section_of_a_whole_run(make):
     told = collect(make(classes=10))
     assert {"training-loss", "training-rate", "confusion", "class-accuracy", "mistakes"} <= set(drawn(told))

@@ -165,7 +165,7 @@ def _supernets(epochs: Sequence[Epoch]) -> Figure | None:
 
 
 def _test(analysis: Analysis, tested: Tested) -> list[Figure]:
-    size = max(len(analysis.classes), len(tested.per_class))
+    size = max(len(analysis.classes), len(tested.per_class), 1)
     counts: dict[tuple[int, int], int] = {}
     for truth, predicted, count in tested.confusion:
         counts[truth, predicted] = counts.get((truth, predicted), 0) + count
