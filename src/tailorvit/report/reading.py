@@ -544,7 +544,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Move:
-    """A legal move of the space and how well it follows the slopes."""
+    """A possible move of the space and how well it agrees with the slopes."""
 
     gamma: str
     size: Number = None
