@@ -1,4 +1,4 @@
-"""Made-up runs with everything a report can tell: S4, S3, training-free, fixed; finished, failed, half-finished."""
+"""Made-up runs with everything that a report shows: S4, S3, training-free, fixed; finished, failed, half-finished."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def spaces(run: Run, kind: str, evil: str) -> Space:
                 run.record_slope(t, key, {"dim": key, "z": z, "se": 0.01, "z_step": z * 2, "pairs": 40})
     if len(steps) > 1:
         plain = {"size": 8e6, "cosine": 0.9, "gain": 0.4}
-        listed = [gamma.get(k, 0) for k in first.keys]  # legal moves are lists in the order of the dimensions
+        listed = [gamma.get(k, 0) for k in first.keys]  # possible moves are lists in the order of the dimensions
         other = [1 if k.startswith("mlp") else 0 for k in first.keys]
         legal = [{"gamma": listed, **plain}, {"gamma": other, "size": 7e6, "cosine": -0.2, "gain": -0.1}]
         sentence = f"Moved depth down and embed up{evil}: cosine 0.90."

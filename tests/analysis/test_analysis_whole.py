@@ -40,7 +40,7 @@ def finite(value):
 
 
 class Oracle(torch.nn.Module):
-    """Always right: it is told the labels in order."""
+    """Always right: it knows the labels in order."""
 
     def __init__(self, labels, classes):
         super().__init__()

@@ -67,16 +67,16 @@ def charts(page: Any) -> dict[str, dict[str, Any]]:
 
 def faults(page: Any) -> list[str]:
     """What is wrong with the charts, in words; empty when nothing is."""
-    told = []
+    problems = []
     for key, chart in charts(page).items():
         if chart["width"] <= 20 or chart["height"] <= 20:
-            told.append(f"{key}: drawn {chart['width']:.0f} by {chart['height']:.0f} pixels")
+            problems.append(f"{key}: drawn {chart['width']:.0f} by {chart['height']:.0f} pixels")
         elif not chart["marks"]:
-            told.append(f"{key}: nothing drawn")
-        told += [f"{key}: {chart['pale']} marks without a colour"] if chart["pale"] else []
-        told += [f"{key}: cut off: {words}" for words in chart["cut"]]
-        told += [f"{key}: over each other: {words}" for words in chart["over"] if key not in _ON_TOP]
-    return told
+            problems.append(f"{key}: nothing drawn")
+        problems += [f"{key}: {chart['pale']} marks without a colour"] if chart["pale"] else []
+        problems += [f"{key}: cut off: {words}" for words in chart["cut"]]
+        problems += [f"{key}: over each other: {words}" for words in chart["over"] if key not in _ON_TOP]
+    return problems
 
 
 def too_wide(page: Any) -> list[str]:

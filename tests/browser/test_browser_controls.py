@@ -211,8 +211,8 @@ def test_layer_head_and_image_can_be_chosen(attention):
     assert "photos/0.jpg" not in drawing.text_content()
     attention.select_option("#attention-head", label="2")
     assert maps(attention) == four[3:] and "head 2" in drawing.text_content()
-    told = drawing.locator("g[data-tip]").first.get_attribute("data-tip")
-    assert told == "head 2, largest weight 0.250"
+    hint = drawing.locator("g[data-tip]").first.get_attribute("data-tip")
+    assert hint == "head 2, largest weight 0.250"
     attention.select_option("#attention-head", label="mean")
     assert len(maps(attention)) == 1 and not set(maps(attention)) & set(four)
     attention.select_option("#attention-head", label="all")

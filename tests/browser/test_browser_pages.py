@@ -49,12 +49,12 @@ def test_runs_compared(open_page, tmp_path):
 @contextmanager
 def serving(folder):
     """A watcher in a thread; gives its address."""
-    stop, ready, told = threading.Event(), threading.Event(), []
-    worker = threading.Thread(target=module.watch, args=(folder, 0, lambda url: (told.append(url), ready.set()), stop))
+    stop, ready, found = threading.Event(), threading.Event(), []
+    worker = threading.Thread(target=module.watch, args=(folder, 0, lambda url: (found.append(url), ready.set()), stop))
     worker.start()
     try:
         assert ready.wait(10)
-        yield told[0]
+        yield found[0]
     finally:
         stop.set()
         worker.join(10)
@@ -75,7 +75,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(module, "SHARE", 1e9)
 
 
-def test_a_watched_run_tells_itself(open_page, tmp_path):
+def test_a_watched_run_updates_itself(open_page, tmp_path):
     folder = tmp_path / "run"
     with serving(folder) as url, open_page(url) as page:
         assert "no such folder" in page.locator("main").inner_text()

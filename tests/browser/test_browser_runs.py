@@ -124,9 +124,9 @@ def test_a_bad_chart_is_noticed(open_page, tmp_path):
     copy = tmp_path / "bad.html"
     copy.write_text(shell("bad", f"<main>{''.join(f.html() for f in figures)}</main>"), "utf-8")
     with open_page(copy) as page:
-        told = faults(page)
-        assert [line.split(":")[0] for line in told] == [fault.replace(" ", "-") for fault in BROKEN]
-        assert all(fault in line for fault, line in zip(BROKEN, told, strict=True))
+        problems = faults(page)
+        assert [line.split(":")[0] for line in problems] == [fault.replace(" ", "-") for fault in BROKEN]
+        assert all(fault in line for fault, line in zip(BROKEN, problems, strict=True))
 
 
 def test_a_bad_page_is_noticed(open_page, tmp_path):

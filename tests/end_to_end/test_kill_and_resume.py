@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_is_told_and_survived(forks, whole, tmp_path, kind,
     with Run.open(folder, lock=False) as run:
         told = [e["text"] for e in run.events("checkpoint")]
     assert told and all(stage in t and "damaged" in t for t in told)
-    assert any("one before" in t for t in told)
+    assert any("previous one" in t for t in told)
     found, wanted = outcome(folder), dict(reference)
     if stage == "supernet-0":
         wanted.pop("trials"), found.pop("trials")  # the rows made anew come later in the table

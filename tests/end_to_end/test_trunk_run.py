@@ -75,7 +75,7 @@ def test_the_result_counts_decoder_and_trunk_separately(whole):
     assert result["fixed"]["image_size"] == [17, 32]
     assert tomllib.loads((folder / "recipe.toml").read_text())["data"]["image_size"] == [8, 8]
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "frozen trunk, random:tiny, of 51.55k parameters" in page and "Parameters of the frozen trunk" in page
+    assert "frozen trunk random:tiny (51.55k parameters" in page and "Parameters of the frozen trunk" in page
     assert json.loads((folder / "analysis.json").read_text())["test"]["count"] == result["data"]["counts"]["test"]
 
 

@@ -112,7 +112,7 @@ def test_a_run_of_its_own_is_reported_compared_exported_and_predicts(base, few, 
     assert result["start"]["head"] == "new" and "test_accuracy" not in result["start"]
     assert result["data"]["classes"] == 5 and result["settings"]["channels"] == 3
     page = write_report(folder).read_text()
-    assert "<b>Goal:</b> fine-tune a finished network" in page and "8x8 px and got a new head" in page
+    assert "fine-tune a finished network" in page and "8x8 px and got a new head" in page
     assert "cannot be shown" not in page and "no space was searched" in page
     assert [r["method"] for r in compare([folder, base]).to_dict()["runs"]] == ["finetune", "fixed"]
     exported = export(folder, "onnx", tmp_path / "onnx")

@@ -182,8 +182,8 @@ def test_intervals_agree_with_scipy():
 
 def test_data_for_programs(make):
     found = compare([make("a", 1 / 3), make("b", seed=1)])
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["runs"][0]["test_accuracy"] == 1 / 3 and told["groups"][0]["stats"]["test_accuracy"]["n"] == 2
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["runs"][0]["test_accuracy"] == 1 / 3 and plain["groups"][0]["stats"]["test_accuracy"]["n"] == 2
     rows = list(csv.DictReader(io.StringIO(found.csv())))
     assert float(rows[0]["test_accuracy"]) == 1 / 3 and rows[1]["name"] == "b" and len(rows) == 2
     lines = found.text().splitlines()

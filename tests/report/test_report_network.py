@@ -55,9 +55,9 @@ def facts(rows=(), layers=(), images: int = 2, classes=("rose", "tulip"), seen=N
     return Facts("run", True, result={"arch": arch, "blocks": list(rows), **result}, analysis=analysis)
 
 
-def keys(told: Facts) -> list[str]:
+def keys(known: Facts) -> list[str]:
     """The keys of the figures, each checked: drawing well-formed, rows as wide as the columns, words in place."""
-    found = network.figures(told)
+    found = network.figures(known)
     for figure in found:
         ElementTree.fromstring(figure.svg)
         assert all(len(values) == len(figure.columns) for values in figure.rows), figure.key
@@ -68,9 +68,9 @@ def keys(told: Facts) -> list[str]:
 
 @pytest.mark.parametrize("count", [1, 3, 16, 17, 48])
 def test_every_block_is_drawn(count):
-    told = facts([row(i) for i in range(1, count + 1)])
-    assert keys(told) == ["network-blocks"]
-    drawing = ElementTree.fromstring(network.figures(told)[0].svg)
+    known = facts([row(i) for i in range(1, count + 1)])
+    assert keys(known) == ["network-blocks"]
+    drawing = ElementTree.fromstring(network.figures(known)[0].svg)
     tips = [g.get("data-tip") or "" for g in drawing.iter("g")]
     assert sum(t.startswith("block ") for t in tips) == count
     width, height = map(float, drawing.get("viewBox").split()[2:])
@@ -96,23 +96,23 @@ BARE = {"stage": None, "block": 1, "tokens": 49, "embed": 64, "params": 1000, "m
 
 def test_a_family_without_heads_and_with_columns_of_its_own():
     rows = [{**BARE, "block": i, "kernel": 7, "mixer": "<conv>", "odd": [1], "nothing": None} for i in (1, 2)]
-    told = facts(rows)
-    assert keys(told) == ["network-blocks"]
-    (figure,) = network.figures(told)
+    known = facts(rows)
+    assert keys(known) == ["network-blocks"]
+    (figure,) = network.figures(known)
     assert figure.columns == ("part", "block", "tokens", "embed", "kernel", "mixer", "params", "macs")
     assert figure.rows[0] == ("block", 1, 49, 64, 7, "<conv>", 1000, 10**6)
     assert [words for _, words in figure.legend] == ["width", "parameters", "MACs"]
     assert "heads" not in figure.caption and "MLP" not in figure.caption
-    text = network.section(told)
+    text = network.section(known)
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", text)
     assert heads == ["block", "tokens", "width", "kernel", "mixer", "parameters", "MACs"], "no empty columns"
     assert "width 64, kernel 7, mixer &lt;conv&gt;" in text and "–" not in text
 
 
 def test_blocks_of_two_kinds_share_one_table():
-    told = facts([BARE, {**BARE, "block": 2, "heads": 2, "qkv": 64}])
-    keys(told)
-    (figure,) = network.figures(told)
+    known = facts([BARE, {**BARE, "block": 2, "heads": 2, "qkv": 64}])
+    keys(known)
+    (figure,) = network.figures(known)
     assert figure.columns == ("part", "block", "tokens", "embed", "heads", "qkv", "params", "macs")
     assert figure.rows[0][4:6] == (None, None) and figure.rows[1][4:6] == (2, 64)
 
@@ -129,8 +129,8 @@ def test_stages_with_windows():
 
 def test_parts_before_between_and_after_the_blocks():
     names = (("patch_embed", 10), ("blocks.attn", 50), ("merge", 5), ("blocks.mlp", 30), ("norm", 2), ("head", 3))
-    told = facts([row(1)], parts=[{"part": n, "params": p, "macs": 2 * p} for n, p in names])
-    drawn = {f.key: f for f in network.figures(told)}
+    known = facts([row(1)], parts=[{"part": n, "params": p, "macs": 2 * p} for n, p in names])
+    drawn = {f.key: f for f in network.figures(known)}
     ends = {r[0]: r[-2:] for r in drawn["network-blocks"].rows if r[0] != "block"}
     assert ends == {"stem": (10, 20), "between": (5, 10), "head": (5, 10)}
     shares = {r[0]: r[2] for r in drawn["network-parts"].rows}
@@ -150,11 +150,11 @@ def test_an_old_run_is_drawn_from_its_architecture():
 
 
 def test_the_section_of_a_whole_run(make):
-    told = collect(make(classes=4))
-    assert keys(told) == [
+    known = collect(make(classes=4))
+    assert keys(known) == [
         *("network-blocks", "network-parts", "attention-maps", "attention-distance", "head-similarity"),
     ]
-    text = network.section(told)
+    text = network.section(known)
     assert text.count("<figure") == 5 and "A note." in text
 
 
@@ -184,14 +184,14 @@ def test_strongest_keys_in_order_and_never_without_weight():
 
 
 def test_one_head_has_nothing_to_compare():
-    told = facts([row(1, heads=1)], [layer(heads=1)])
-    assert "head-similarity" not in keys(told)
-    assert "one head" in network.section(told)
+    known = facts([row(1, heads=1)], [layer(heads=1)])
+    assert "head-similarity" not in keys(known)
+    assert "one head" in network.section(known)
 
 
 def test_the_script_gets_all_layers_and_cannot_be_left():
-    told = facts([row(1)], [layer(name="first"), layer(name=EVIL)], classes=(EVIL, "b"))
-    text = network.section(told)
+    known = facts([row(1)], [layer(name="first"), layer(name=EVIL)], classes=(EVIL, "b"))
+    text = network.section(known)
     data = re.findall(r'<script type="application/json" id="attention-data">(.*?)</script>', text)
     assert len(data) == 1 and text.count("<script") == 1
     assert "<" not in data[0]
@@ -219,9 +219,9 @@ def test_hostile_names_and_pictures_stay_text():
         {"name": "a/1.png", "truth": 1, "said": 0, "picture": f'{PIXEL}"onload="alert(1)'},
     ]
     parts = [{"part": EVIL, "params": 1, "macs": 1}]
-    told = facts([row(1)], [bad], classes=(EVIL, EVIL * 500), seen=images, parts=parts)
-    keys(told)
-    text = network.section(told)
+    known = facts([row(1)], [bad], classes=(EVIL, EVIL * 500), seen=images, parts=parts)
+    keys(known)
+    text = network.section(known)
     assert "alert(1)" in text, "the names are shown"
     found = Tags(text).found
     assert not [a for a in found if a[1].startswith("on") or a[0] == "img" or a[1] == "src"]
@@ -266,10 +266,10 @@ DAMAGES = {
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_costs_only_its_own_part(name):
     change, sentence = DAMAGES[name]
-    told = facts([row(1)], [{**layer(), **change}, layer(name="block 2")])
+    known = facts([row(1)], [{**layer(), **change}, layer(name="block 2")])
     whole = keys(facts([row(1)], [layer(name="block 2")]))
-    assert keys(told) == whole, "the other layer still has all its figures"
-    assert sentence in network.section(told)
+    assert keys(known) == whole, "the other layer still has all its figures"
+    assert sentence in network.section(known)
 
 
 @pytest.mark.parametrize("peaks", [None, "AAA", base64.b64encode(np.full((2, 2, 3), np.nan, "<f4").tobytes()).decode()])
@@ -279,8 +279,8 @@ def test_maps_without_peaks_are_still_shown(peaks):
 
 @pytest.mark.parametrize("analysis", [{}, {"attention": 5}, {"attention": {"layers": "x"}}, {"notes": "none"}])
 def test_no_attention_is_a_sentence(analysis):
-    told = Facts("run", True, result={"arch": {"family": "vit"}, "blocks": [row(1)]}, analysis=analysis)
-    assert "The attention of this network was not recorded." in network.section(told)
+    known = Facts("run", True, result={"arch": {"family": "vit"}, "blocks": [row(1)]}, analysis=analysis)
+    assert "The attention of this network was not recorded." in network.section(known)
     assert "No network has been chosen yet." in network.section(Facts("run", False, analysis=analysis))
 
 
@@ -292,10 +292,10 @@ def test_damaged_rows_of_blocks_are_drawn_without_the_number(key, value):
 
 
 def test_too_many_maps_keep_the_last_layers():
-    told = facts(
+    known = facts(
         [row(1)], [layer(images=4, heads=16, grid=(40, 40), name=f"block {i}") for i in range(1, 10)], images=4
     )
-    text = network.section(told)
+    text = network.section(known)
     data = json.loads(re.search(r'id="attention-data">(.*?)</script>', text)[1])
     assert 1 <= len(data["layers"]) < 9 and data["layers"][-1]["name"] == "block 9"
     assert len(text) < 1.5 * 2**20

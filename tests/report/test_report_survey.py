@@ -1,4 +1,4 @@
-"""The drawing of a survey: slopes are the members' own, dots lie where they belong, doubtful rows cost themselves."""
+"""The drawing of a survey: slopes are those of the sub-networks, dots lie in place, a damaged row costs only itself."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ def facts(trials, settings=SURVEY, slopes=SLOPES):
     return Facts("run", False, slopes=slopes, trials=tuple(trials), settings=settings)
 
 
-def told(figure):
+def slopes_shown(figure):
     return re.findall(r"([+-]\d+\.\d\d)( ± \d+\.\d\d)? a doubling", figure.svg)
 
 
-def test_slopes_are_those_of_the_members_and_dots_scatter_around_their_line():
+def test_slopes_are_those_of_the_sub_networks_and_dots_scatter_around_their_line():
     exact = survey(facts(map(member, CORNERS)))
-    assert [float(g) for g, _ in told(exact)] == pytest.approx([*GAINS.values()], abs=0.005)
+    assert [float(g) for g, _ in slopes_shown(exact)] == pytest.approx([*GAINS.values()], abs=0.005)
     assert exact.svg.count("line c1") == 3 and exact.svg.count("dot solid") == 3 * len(CORNERS)
     assert [row[-1] for row in exact.rows] == pytest.approx([row[-2] for row in exact.rows])
     assert exact.columns == ("stage", *GAINS, "accuracy", "surface")
     rng = np.random.default_rng(0)
     noisy = survey(facts(member(v, rng.normal()) for v in CORNERS))
-    off = [(float(g) - want) / float(e[3:]) for (g, e), want in zip(told(noisy), GAINS.values())]
+    off = [(float(g) - want) / float(e[3:]) for (g, e), want in zip(slopes_shown(noisy), GAINS.values())]
     assert max(map(abs, off)) < 3.5 and [row[-1] for row in noisy.rows] != [row[-2] for row in noisy.rows]
 
 
-def test_members_of_all_askings_are_drawn_and_other_trials_are_not():
+def test_sub_networks_of_all_steps_are_drawn_and_other_trials_are_not():
     more = [member(CORNERS[0], stage="search"), member(CORNERS[1], stage="slopes-3", off=1)]
     figure = survey(facts([*map(member, CORNERS), *more]))
     assert len(figure.rows) == len(CORNERS) + 1 and {r[0] for r in figure.rows} == {"slopes-0", "slopes-3"}
     assert "one of 19 sub-networks" in figure.caption
 
 
-def test_only_a_survey_that_has_asked_enough_is_drawn():
+def test_only_a_survey_with_enough_sub_networks_is_drawn():
     trials = [member(v) for v in CORNERS]
     assert survey(facts(trials, {"method": "s4", "s4": {"design": "pairs"}})) is None
     assert survey(facts(trials, {})) is None and survey(facts([])) is None
     assert survey(facts(trials[:4])) is None and survey(facts(trials[:5])) is not None
-    assert survey(facts(trials, slopes=())) is None, "members are still being asked"
+    assert survey(facts(trials, slopes=())) is None, "sub-networks are still in training"
 
 
 @pytest.mark.parametrize("odd", [{"embed": "<b>"}, {"embed": 0}, {"heads": [1, 2]}, {"depth": []}, {"embed": math.nan}])
-def test_a_doubtful_row_costs_itself(odd):
+def test_a_damaged_row_costs_only_itself(odd):
     bad = Trial("slopes-0", 99.0, 1e6, 1e8, "", 0, {**member(CORNERS[0]).arch, **odd})
     figure = survey(facts([bad, *map(member, CORNERS)]))
     assert len(figure.rows) == len(CORNERS) and "<b>" not in figure.svg

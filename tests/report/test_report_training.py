@@ -110,10 +110,10 @@ def test_many_stages_draw_the_last_and_keep_all_numbers():
     ],
 )
 def test_the_test_images_by_number_of_classes(classes, expected):
-    told = facts(analysis(classes))
+    known = facts(analysis(classes))
     start = time.perf_counter()
-    assert list(drawn(told)) == expected
-    text = training.section(told)
+    assert list(drawn(known)) == expected
+    text = training.section(known)
     assert time.perf_counter() - start < 3 and len(text) < 1.5 * 2**20
     assert f"{17 * classes if classes > 1 else 20:,} of {20 * classes:,} test images are classified correctly" in text
     assert ("is not drawn" in text) == (classes > 120)
@@ -182,9 +182,9 @@ def test_hostile_names_stay_text_and_bounded(classes):
     raw = analysis(classes, name=EVIL * 100 + "{}")
     for i, mistake in enumerate(raw["test"]["mistakes"]):
         mistake.update(name=EVIL * 200, picture=("javascript:alert(1)", PIXEL + "'", PIXEL)[i % 3])
-    told = facts(raw)
-    drawn(told)
-    text = training.section(told)
+    known = facts(raw)
+    drawn(known)
+    text = training.section(known)
     page = Tags(text)
     assert not {"script", "img"} & page.tags and not [k for k, _ in page.attributes if k.startswith("on") or k == "src"]
     assert all(v == PIXEL or v.startswith("data:image/png;base64,") for k, v in page.attributes if k == "href")
@@ -230,9 +230,9 @@ def test_damage_becomes_a_sentence(name):
 
 @pytest.mark.parametrize("raw", [None, 5, [], {"count": "x"}, {"count": NAN, "confusion": {}, "per_class": 3}])
 def test_a_part_that_is_no_part(raw):
-    told = facts({"test": raw, "classes": 7})
-    assert drawn(told) == {}
-    assert "The test images" in training.section(told)
+    known = facts({"test": raw, "classes": 7})
+    assert drawn(known) == {}
+    assert "The test images" in training.section(known)
 
 
 def test_counts_missing_are_taken_from_the_matrix():
@@ -241,7 +241,12 @@ def test_counts_missing_are_taken_from_the_matrix():
     assert found is not None and (found.count, found.correct, found.problems) == (4, 3, ())
 
 
+def test_counts_without_any_class_are_drawn():
+    known = facts({"test": {"confusion": [[0, 0, 3]]}})
+    assert list(drawn(known)) == ["confusion"] and "class 0 correct: 3 of 3" in tips(drawn(known)["confusion"])
+
+
 def test_the_section_of_a_whole_run(make):
-    told = collect(make(classes=10))
-    assert {"training-loss", "training-rate", "confusion", "class-accuracy", "mistakes"} <= set(drawn(told))
-    assert training.section(told).count("<figure") == len(training.figures(told))
+    known = collect(make(classes=10))
+    assert {"training-loss", "training-rate", "confusion", "class-accuracy", "mistakes"} <= set(drawn(known))
+    assert training.section(known).count("<figure") == len(training.figures(known))

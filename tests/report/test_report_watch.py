@@ -52,13 +52,13 @@ print("done", flush=True)
 @contextmanager
 def serving(folder):
     """A watcher in a thread; gives its address."""
-    stop, told = threading.Event(), []
+    stop, reported = threading.Event(), []
     ready = threading.Event()
-    done = threading.Thread(target=watch, args=(folder, 0, lambda url: (told.append(url), ready.set()), stop))
+    done = threading.Thread(target=watch, args=(folder, 0, lambda url: (reported.append(url), ready.set()), stop))
     done.start()
     try:
         assert ready.wait(10)
-        yield told[0]
+        yield reported[0]
     finally:
         stop.set()
         done.join(10)
@@ -104,9 +104,9 @@ def test_the_page_the_state_and_nothing_else(make):
         code, head, page = ask(url)
         assert code == 200 and head["Content-Type"] == "text/html; charset=utf-8"
         assert "63.50 %" in page and page.count("<main>") == 1
-        told = state(url)
-        assert told["status"] == "finished" and told["trials"] > 60 and 60 < told["best"] < 67
-        assert f'content="{told["version"]}"' in page
+        reported = state(url)
+        assert reported["status"] == "finished" and reported["trials"] > 60 and 60 < reported["best"] < 67
+        assert f'content="{reported["version"]}"' in page
         for path in ("index.html", "run.db", "result.json", "../run.db", "%2e%2e/run.db", "state/", "state?x", "?x"):
             code, head, text = ask(f"{url}{path}")
             assert (code, text) == (404, "Not found.\n"), path
@@ -203,8 +203,8 @@ def test_it_waits_for_a_run_and_outlives_it(make, tmp_path):
         assert "is not a run folder" in ask(url)[2]
         folder.rmdir()
         make(finished=False)
-        told = state(url)
-        assert told["status"] == "running" and told["epoch"].startswith("final epoch 6")
+        reported = state(url)
+        assert reported["status"] == "running" and reported["epoch"].startswith("final epoch 6")
         (folder / "run.db").write_bytes(b"damaged" * 999)
         page = ask(url)[2]
         assert "cannot be used" in page and str(folder / "run.db") in page and "/tailorvit-" not in page
@@ -259,8 +259,8 @@ def test_a_run_written_meanwhile_is_read_whole_and_left_clean(tmp_path):
         seen, wrong = [], []
         with serving(folder) as url:
             while not seen or seen[-1]["status"] != "finished":
-                told = state(url)
-                seen.append(told)
+                reported = state(url)
+                seen.append(reported)
                 page = ask(url)[2]
                 wrong += [s for s in ("cannot be used", "malformed", "damaged") if s in page]
                 assert len(seen) < 2000

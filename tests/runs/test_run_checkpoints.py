@@ -39,7 +39,7 @@ def damage(file, how):
         data[at] ^= 1
     elif how == "empty":
         data = bytearray()
-    file.unlink()  # a new file: the one before may be a link to this one
+    file.unlink()  # a new file: the previous one may be a link to this one
     file.write_bytes(data)
 
 
@@ -79,7 +79,7 @@ def test_missing_is_none_and_dropping_is_complete(run):
 
 
 @pytest.mark.parametrize("how", ["truncated", "payload", "header", "meta", "empty"])
-def test_damage_falls_back_to_the_one_before(run, how):
+def test_damage_falls_back_to_the_previous_one(run, how):
     run.save_checkpoint("net", state(1), {"epoch": 1})
     run.save_checkpoint("net", state(2), {"epoch": 2})
     assert run.load_checkpoint("net")[1] == {"epoch": 2}
@@ -87,17 +87,17 @@ def test_damage_falls_back_to_the_one_before(run, how):
     tensors, meta = run.load_checkpoint("net")
     assert meta == {"epoch": 1} and torch.equal(tensors["weight"], state(1)["weight"])
     (event,) = run.events("checkpoint")
-    assert "net is damaged (" in event["text"] and "going on from the one before" in event["text"]
+    assert "net is damaged (" in event["text"] and "continuing from the previous one" in event["text"]
     run.save_checkpoint("net", state(3), {"epoch": 3})
     damage(path(run), how)
-    assert run.load_checkpoint("net")[1] == {"epoch": 1}, "the damaged file must not have become the one before"
+    assert run.load_checkpoint("net")[1] == {"epoch": 1}, "the damaged file must not have become the previous one"
 
 
-def test_a_moment_with_only_the_one_before(run):
+def test_a_moment_with_only_the_previous_one(run):
     run.save_checkpoint("net", state(1), {"epoch": 1})
     path(run).rename(path(run, "net.prev"))
     assert run.load_checkpoint("net")[1] == {"epoch": 1}
-    assert "is missing; going on" in run.events("checkpoint")[0]["text"]
+    assert "is missing; continuing" in run.events("checkpoint")[0]["text"]
 
 
 @pytest.mark.parametrize("previous", [True, False])

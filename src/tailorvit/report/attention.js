@@ -194,11 +194,11 @@
     function refresh() {
       const l = layer();
       if (typeof state.head === "number" && state.head >= l.heads) state.head = "all";
-      const each = [...Array(l.heads).keys()];
+      const numbers = [...Array(l.heads).keys()];
       const named = data.images.map((seen, i) => [i, `${i + 1}: ${seen.truth}`.slice(0, 40)]);
       images([[-1, "all"], ...named], state.image);
       layers(data.layers.map((other, i) => [i, other.name]), state.layer);
-      heads([["all", "all"], ["mean", "mean"], ...each.map((h) => [h, h + 1])], state.head);
+      heads([["all", "all"], ["mean", "mean"], ...numbers.map((h) => [h, h + 1])], state.head);
       patches(l.references.map(([r, c], i) => [i, `row ${r + 1}, column ${c + 1}`]), state.reference);
       draw();
     }

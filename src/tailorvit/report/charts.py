@@ -94,7 +94,7 @@ def span(values: Iterable[float], label: str = "") -> tuple[float, float]:
     if not math.isfinite(high - low):
         return low, high
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    most = 100.0 if "%" in label else 1.0 if label.startswith("share") else math.inf
+    most = 100.0 if label.endswith("%") else 1.0 if label.startswith("share") else math.inf
     if most < math.inf and 0 <= low <= high <= most:
         return max(low - margin, 0.0), min(high + margin, most)
     return low - margin, high + margin

@@ -33,7 +33,7 @@ def section(facts: Facts) -> str:
     found = checks(facts)
     if not found:
         return soft("There is nothing to check yet.")
-    marks = {True: '<span class="badge c2">fine</span>', False: '<span class="badge c1">look</span>'}
+    marks = {True: '<span class="badge c2">ok</span>', False: '<span class="badge c1">warning</span>'}
     return "".join(
         f"<p>{marks[c.fine]} <b>{cell(c.question)}</b> {cell(c.answer)}"
         f' <span class="soft">{cell(c.advice)}</span></p>\n'
@@ -90,9 +90,9 @@ def _limits(facts: Facts) -> Iterator[Check]:
 
 def _data(facts: Facts) -> Iterator[Check]:
     lost = facts.data.skipped or 0
-    told = [e.text for e in facts.events if e.kind == "skipped"]
-    if lost or told:
-        answer = clean(" ".join(told), 400) or f"{counted(lost, 'image')} could not be read."
+    messages = [e.text for e in facts.events if e.kind == "skipped"]
+    if lost or messages:
+        answer = clean(" ".join(messages), 400) or f"{counted(lost, 'image')} could not be read."
         yield Check("Were all images read?", False, answer, "log.txt names the first files; repair or remove them.")
     elif facts.data.skipped is not None:
         yield Check("Were all images read?", True, "Yes.")

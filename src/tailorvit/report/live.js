@@ -28,15 +28,15 @@ function touched(c) {  // what the reader left alone follows the page: the last 
   var first = Array.prototype.findIndex.call(c.options, function (o) { return o.defaultSelected; });
   return c.selectedIndex !== Math.max(first, 0);
 }
-function each(selector, work) { Array.prototype.forEach.call(document.querySelectorAll(selector), work); }
+function forAll(selector, work) { Array.prototype.forEach.call(document.querySelectorAll(selector), work); }
 function swap(text) {
   var fresh = new DOMParser().parseFromString(text, "text/html");
   var old = document.querySelector("main"), main = fresh.querySelector("main");
   if (!old || !main) { location.reload(); return; }
   var open = {}, chosen = {}, anchor = null, top = 0, y = window.scrollY;
-  each("main details", function (d) { open[key(d)] = d.open; });
-  each("main select, main input", function (c) { if (touched(c)) { chosen[named(c)] = [c.value, c.checked]; } });
-  each("main [id]", function (e) {
+  forAll("main details", function (d) { open[key(d)] = d.open; });
+  forAll("main select, main input", function (c) { if (touched(c)) { chosen[named(c)] = [c.value, c.checked]; } });
+  forAll("main [id]", function (e) {
     var box = e.getBoundingClientRect();
     if (!anchor && box.height > 0 && box.bottom > 0) { anchor = e.id; top = box.top; }
   });
@@ -47,9 +47,9 @@ function swap(text) {
   });
   old.replaceWith(document.adoptNode(main));
   document.title = fresh.title;
-  each("main details", function (d) { if (key(d) in open) { d.open = open[key(d)]; } });
+  forAll("main details", function (d) { if (key(d) in open) { d.open = open[key(d)]; } });
   document.dispatchEvent(new Event("tailorvit:content"));
-  each("main select, main input", function (c) {
+  forAll("main select, main input", function (c) {
     var had = chosen[named(c)];
     var there = function (o) { return o.value === had[0]; };
     if (had && c.options && !Array.prototype.some.call(c.options, there)) { had = null; }  // that choice is gone
@@ -65,7 +65,7 @@ function swap(text) {
   version = fresh.querySelector('meta[name="tailorvit-version"]').content;
 }
 function reading() { var s = window.getSelection(); return s && !s.isCollapsed; }
-function look() {
+function update() {
   if (busy || document.hidden) { return; }
   busy = true;
   fetch("/state", { cache: "no-store" }).then(function (r) { return r.json(); }).then(function (state) {
@@ -75,7 +75,7 @@ function look() {
   }).catch(function () { say("The watcher has ended; this is the last it showed."); })
     .then(function () { busy = false; });
 }
-setInterval(look, 2000);
-document.addEventListener("visibilitychange", look);
-look();
+setInterval(update, 2000);
+document.addEventListener("visibilitychange", update);
+update();
 }());

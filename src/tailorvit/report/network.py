@@ -187,8 +187,8 @@ def _network_drawing(rows: Sequence[Block], ends: dict[str, Part]) -> str:
         return 22
 
     y += end("stem")
-    for stage, members in groupby(rows, key=lambda b: b.stage):
-        group = list(members)
+    for stage, same in groupby(rows, key=lambda b: b.stage):
+        group = list(same)
         parts.append(f'<path class="grid" d="M0 {y + 3:g}H{WIDTH}"/>')
         parts.append(text(4, y + 17, _stage_in_words(group, stage), style="strong"))
         y += 23

@@ -31,7 +31,7 @@ def ranking_figure(ranking: Ranking, target: str | None = None) -> Figure:
         f"Kendall's tau-b against {key} among {pairs:,} pairs of {ranking.rows:,} architectures whose parameters "
         f"differ by at most {100 * ranking.band:g} %, with 95 % bootstrap intervals over architectures."
     )
-    label = f"tau-b among pairs of similar size (within {100 * ranking.band:g} percent)"
+    label = f"tau-b among pairs within {100 * ranking.band:g} % of size"
     legend = (("c0", "#params"), ("c2", "better than #params"), ("c1", "no clear difference"), ("c3", "worse"))
     drawing = dot_rows(drawn, f"Ranking of {ranking.table}", label)
     return Figure("ranking", f"{ranking.table}: {key}", caption, columns, rows, drawing, legend)

@@ -116,7 +116,6 @@ def _objects(value: Any) -> list[Any]:
 Number = Annotated[float | None, BeforeValidator(number)]
 Whole = Annotated[int | None, BeforeValidator(whole)]
 Amount = Annotated[float | None, BeforeValidator(_between(0, 1e18))]
-Count = Annotated[int | None, BeforeValidator(_between(0, 10**12, whole))]
 Positive = Annotated[int | None, BeforeValidator(_between(1, 10**15, whole))]
 Class = Annotated[int | None, BeforeValidator(_between(0, _CLASSES, whole))]
 Share = Annotated[float | None, BeforeValidator(_between(0, 1 + 1e-12))]
@@ -298,7 +297,7 @@ def whole_text(text: str) -> int | None:
 
 _Index = Annotated[int, Field(strict=True, ge=0, lt=10**12)]
 _Side = Annotated[int, Field(strict=True, gt=0, le=_SIDE)]
-_Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Real = Annotated[float, Field(strict=True, ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
 
 
 class Seen(_Part):
@@ -545,7 +544,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Move:
-    """A legal move of the space and how well it follows the slopes."""
+    """A possible move of the space and how well it agrees with the slopes."""
 
     gamma: str
     size: Number = None
@@ -759,6 +758,14 @@ def _trial(extra: Any, **columns: Any) -> Trial:
     return Trial(**columns, score=more.get("score"), proxy=more.get("proxy"))
 
 
+def _epoch(facts: Any, **row: Any) -> Epoch:
+    return Epoch(**row, **_json_table(facts))
+
+
+def _event(**row: Any) -> Event:
+    return Event(**{k: str(v) for k, v in row.items()})
+
+
 # -- the folder -------------------------------------------------------------------------------------------------------
 
 
@@ -787,40 +794,36 @@ def _collect(folder: Path) -> Facts:
     if not finished:
         there = (folder / "result.json").exists()
         missing.append("The file result.json is damaged." if there else "The run has not finished: no result yet.")
-    settings = _settings(recipe)
+    settings: Mapping[str, Any] = {}
+    with contextlib.suppress(*_DAMAGE):
+        settings = tomllib.loads(recipe)
     if recipe.strip() and not settings:
         missing.append("The file recipe.toml is damaged.")
     result, analysis = Result.model_validate(raw), _analysis(folder, "blocks" in raw, missing)
-    tables = _Tables(folder, missing)
-    with contextlib.closing(tables):
+    with contextlib.closing(_Tables(folder, missing)) as tables:
         spaces = tables.read("spaces", "t, space, facts", _space)
         if not spaces:
             spaces = tuple(SpaceStep.of(whole(s.get("t")) or 0, table(s.get("dims")), s) for s in result.spaces)
         keys = tuple(spaces[0].dims) if spaces else ()
-        slopes = tables.read("slopes", "t, dim, facts", _slope)
-        decisions = tables.read("decisions", "t, facts", lambda t, facts: _decision(t, facts, keys))
-        columns = "stage, accuracy, params, macs, source, generation, arch, costs, extra"
-        trials = tables.read("trials", columns, _trial)
-        epochs = tables.read("epochs", "stage, epoch, facts", lambda facts, **row: Epoch(**row, **_json_table(facts)))
-        events = tables.read("events", "time, kind, text", lambda **row: Event(**{k: str(v) for k, v in row.items()}))
         seconds = tables.read("seconds", "stage, seconds", lambda stage, seconds: (str(stage), number(seconds)))
-    return Facts(
-        folder=folder.name,
-        finished=finished,
-        missing=tuple(dict.fromkeys(missing)),
-        recipe=recipe,
-        info=info,
-        result=result,
-        analysis=analysis,
-        seconds={k: v for k, v in seconds if v is not None},
-        spaces=spaces,
-        slopes=slopes,
-        decisions=decisions,
-        trials=trials,
-        epochs=epochs,
-        events=events,
-        settings=settings,
-    )
+        columns = "stage, accuracy, params, macs, source, generation, arch, costs, extra"
+        rows: dict[str, Any] = {
+            "slopes": tables.read("slopes", "t, dim, facts", _slope),
+            "decisions": tables.read("decisions", "t, facts", lambda t, facts: _decision(t, facts, keys)),
+            "trials": tables.read("trials", columns, _trial),
+            "epochs": tables.read("epochs", "stage, epoch, facts", _epoch),
+            "events": tables.read("events", "time, kind, text", _event),
+        }
+    about: dict[str, Any] = {
+        "recipe": recipe,
+        "info": info,
+        "settings": settings,
+        "result": result,
+        "analysis": analysis,
+    }
+    spent = {k: v for k, v in seconds if v is not None}
+    problems = tuple(dict.fromkeys(missing))
+    return Facts(folder.name, finished, problems, seconds=spent, spaces=spaces, **about, **rows)
 
 
 def _json(path: Path) -> Any:
@@ -829,13 +832,6 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8", "surrogateescape"))
     except (OSError, *_DAMAGE):
         return None
-
-
-def _settings(recipe: str) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(recipe)
-    except _DAMAGE:
-        return {}
 
 
 def _analysis(folder: Path, expected: bool, missing: list[str]) -> Analysis:

@@ -121,7 +121,7 @@
     let low = Infinity, high = -Infinity;
     for (const v of values) { low = Math.min(low, v); high = Math.max(high, v); }
     const margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
-    if (label.includes("%") && low >= 0 && high <= 100) return [Math.max(low - margin, 0), Math.min(high + margin, 100)];
+    if (label.endsWith("%") && low >= 0 && high <= 100) return [Math.max(low - margin, 0), Math.min(high + margin, 100)];
     return [low - margin, high + margin];
   }
   function architecture(data, code) {

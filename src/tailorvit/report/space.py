@@ -107,8 +107,8 @@ def _judged(facts: Facts) -> str:
         )
         if seek.reach:
             words.append(
-                f"The sub-networks lie up to {counted(seek.reach, 'step')} around the space and serve every step:"
-                " slopes are those of a surface fitted to all of them."
+                f"They come from up to {counted(seek.reach, 'step')} around the space and serve every step: slopes are"
+                " those of a surface fitted to all of them."
             )
     elif seek.evaluator:
         words.append(

@@ -29,7 +29,7 @@ _FULL, _COARSE = 30, 120  # classes: up to here every cell with its count, up to
 _PAIRS = 20
 _BARS, _ENDS = 40, 15  # classes: up to here all bars, beyond it so many of the worst and of the best
 _MISTAKES = 24
-_STAGES = 12  # lines of a chart; more could not be told apart
+_STAGES = 12  # lines of a chart; more could not be distinguished
 _LEFT = 96  # space for class names beside the confusion matrix
 Series = dict[str, list[Point]]
 Counts = Mapping[tuple[int, int], int]
@@ -165,7 +165,7 @@ def _supernets(epochs: Sequence[Epoch]) -> Figure | None:
 
 
 def _test(analysis: Analysis, tested: Tested) -> list[Figure]:
-    size = max(len(analysis.classes), len(tested.per_class))
+    size = max(len(analysis.classes), len(tested.per_class), 1)
     counts: dict[tuple[int, int], int] = {}
     for truth, predicted, count in tested.confusion:
         counts[truth, predicted] = counts.get((truth, predicted), 0) + count

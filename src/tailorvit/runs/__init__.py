@@ -1,4 +1,4 @@
-"""The run folder: recipe, database of trials, checkpoints, result."""
+"""The run folder: recipe, database, checkpoints, result."""
 
 from tailorvit.runs.folder import Run
 

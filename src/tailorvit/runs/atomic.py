@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: write beside, flush to disk, rename."""
+"""Files that are either complete or absent: write a temporary file, flush it to disk, rename it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUFFIX = ".tmp"
 
 
 def _plain(value: Any) -> Any:
-    """What json does not know: numpy and torch scalars, Arch and Space, paths, sets."""
+    """The JSON form of numpy and torch scalars, Arch and Space, paths and sets."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if hasattr(value, "tolist"):
@@ -25,36 +25,36 @@ def _plain(value: Any) -> Any:
 
 
 def dumps(data: Any, indent: int | None = None) -> str:
-    """JSON text, plain ASCII on one line or indented for people; arrays, architectures, spaces, paths may be inside."""
+    """JSON text: ASCII on one line, or indented for people. It may hold arrays, architectures, spaces and paths."""
     return json.dumps(data, default=_plain, indent=indent, ensure_ascii=indent is None)
 
 
 def write_bytes(path: Path, data: bytes, before: Callable[[], None] | None = None) -> None:
-    """Write a file beside ``path``, call ``before``, take its place; on any failure the old file stays as it was."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")
+    """Write a temporary file, call ``before``, rename it to ``path``; on any failure the old file stays unchanged."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if before is not None:
             before()
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames last through a power cut, where the system can."""
+    """Make renames survive a power cut, where the system can."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
         return
     try:
         os.fsync(handle)
-    except OSError:  # some network file systems refuse to sync a folder; the rename itself has happened
+    except OSError:  # some network file systems refuse to sync a folder; the rename itself is done
         pass
     finally:
         os.close(handle)
@@ -62,7 +62,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a text file in one step."""
-    write_bytes(path, text.encode("utf-8", "surrogateescape"))  # file names may hold bytes that are no UTF-8
+    write_bytes(path, text.encode("utf-8", "surrogateescape"))  # file names may hold bytes that are not UTF-8
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -71,6 +71,6 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
+    """Remove temporary files that a killed process left."""
     for leftover in folder.glob(f".*{SUFFIX}"):
         leftover.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file that carries its meta data and a checksum, and the one before it."""
+"""Checkpoints: one safetensors file with metadata and a checksum, and the previous one as a reserve."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class DamagedError(Exception):
-    """A checkpoint file that cannot be trusted; the text says why."""
+    """A damaged checkpoint file; the text says what is wrong."""
 
 
 def files(folder: Path, name: str) -> tuple[Path, Path, Path]:
-    """Where a checkpoint lives: the file, the one before it, and a copy of its meta data for people."""
+    """The paths of a checkpoint: the file, the previous one, and a copy of its metadata for people."""
     if not _NAME.fullmatch(name) or name.endswith(".prev"):
-        raise ValueError(f"'{name}' is no checkpoint name: letters, digits, '_', '-' and '.' only")
+        raise ValueError(f"'{name}' is not a checkpoint name: letters, digits, '_', '-' and '.' only")
     return folder / f"{name}.safetensors", folder / f"{name}.prev.safetensors", folder / f"{name}.json"
 
 
 def _checksum(tensors: Mapping[str, Tensor], meta: str) -> str:
-    """CRC-32 over meta data, names, types, shapes and bytes: any change to the file's content shows."""
+    """CRC-32 over metadata, names, types, shapes and bytes: it detects any change of the content."""
     import torch
 
     crc = zlib.crc32(meta.encode())
@@ -43,35 +43,35 @@ def _checksum(tensors: Mapping[str, Tensor], meta: str) -> str:
 
 
 def save(folder: Path, name: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write a checkpoint; the present one becomes the one before. OSError leaves both as they were."""
+    """Write a checkpoint; the current one becomes the previous one. An OSError leaves both unchanged."""
     from safetensors.torch import save as serialise
 
     path, previous, copy = files(folder, name)
-    # A clone each: safetensors refuses tensors that share storage, and tied weights do.
+    # Cloned: safetensors refuses tensors that share storage, as tied weights do.
     own = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     text = atomic.dumps(dict(meta))
     data = serialise(own, metadata={"meta": text, "crc32": _checksum(own, text)})
-    atomic.write_bytes(path, data, before=lambda: _keep(path, previous))
-    with contextlib.suppress(OSError):  # never read back; the checkpoint itself is safe by now
+    atomic.write_bytes(path, data, before=lambda: _keep_previous(path, previous))
+    with contextlib.suppress(OSError):  # it is never read; the checkpoint itself is already safe
         atomic.write_json(copy, dict(meta))
 
 
-def _keep(path: Path, previous: Path) -> None:
-    """Make ``path`` also the one before. A second link, so that ``path`` is there at every moment."""
+def _keep_previous(path: Path, previous: Path) -> None:
+    """Make ``path`` also the previous checkpoint, by a second link, so that ``path`` exists at every moment."""
     if not path.exists():
         return
     link = previous.with_name(f".{previous.name}.{os.getpid()}{atomic.SUFFIX}")
     link.unlink(missing_ok=True)
     try:
         os.link(path, link)
-    except OSError:  # no hard links here; load() knows the moment in which only the one before exists
+    except OSError:  # no hard links here; reading accepts a moment in which only the previous one exists
         path.replace(previous)
         return
     link.replace(previous)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """One file's tensors and meta data, verified; DamagedError otherwise, FileNotFoundError when there is none."""
+    """The verified tensors and metadata of one file. DamagedError: it is damaged; FileNotFoundError: it is missing."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -79,7 +79,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             head = file.metadata() or {}
-            # Cloned out of the memory map, so that nothing depends on the file afterwards.
+            # Cloned out of the memory map, so that nothing depends on the file any more.
             tensors = {k: file.get_tensor(k).clone() for k in file.keys()}  # noqa: SIM118 - not a mapping
         meta = json.loads(head["meta"])
         if _checksum(tensors, head["meta"]) != head["crc32"]:
@@ -92,7 +92,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def drop(folder: Path, name: str) -> None:
-    """Remove a checkpoint with everything that belongs to it."""
+    """Remove all files of a checkpoint."""
     path, previous, copy = files(folder, name)
-    for file in (previous, path, copy):  # the one before goes first, or a kill in between would bring it back
+    for file in (previous, path, copy):  # the previous one first, or a kill in between would restore it
         file.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 from tailorvit.errors import TailorError
 
 VERSION = 1
-# Every table has a key under which work done twice lands in the same row; id keeps the order of the first time.
+# Every table has a unique key, so that repeated work updates its row; id keeps the order of insertion.
 _SCHEMA = (
     "CREATE TABLE stages (id INTEGER PRIMARY KEY, stage TEXT UNIQUE NOT NULL, result TEXT, time TEXT NOT NULL)",
     "CREATE TABLE seconds (id INTEGER PRIMARY KEY, stage TEXT UNIQUE NOT NULL, seconds REAL NOT NULL)",
@@ -33,7 +33,7 @@ _SCHEMA = (
 
 
 class Database:
-    """An SQLite file in WAL mode. A read-only one connects at the first question: a damaged file fails there."""
+    """An SQLite file in WAL mode. A read-only one connects at the first query, so a damaged file fails there."""
 
     def __init__(self, path: Path, readonly: bool = False) -> None:
         self.path, self.readonly = path, readonly
@@ -77,7 +77,7 @@ class Database:
     def _open_reading(self) -> sqlite3.Connection:
         if not self.path.exists():
             raise FileNotFoundError("no such file")
-        # Second try: in a folder nobody may write to, SQLite can read a WAL database only as an immutable one.
+        # Second try: in a read-only folder SQLite can read a WAL database only as immutable.
         for mode in ("mode=ro", "immutable=1"):
             link = sqlite3.connect(
                 f"{self.path.resolve().as_uri()}?{mode}",
@@ -102,11 +102,11 @@ class Database:
         version = int(link.execute("PRAGMA user_version").fetchone()[0])
         if version > VERSION:
             raise TailorError(
-                f"The database '{self.path}' comes from a newer TailorViT (format {version}; this one knows {VERSION})."
+                f"The database '{self.path}' comes from a newer TailorViT (format {version}; this one reads {VERSION})."
             )
 
     def write(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Run one statement for every row, all of them or none."""
+        """Run one statement for every row in one transaction."""
         if self.readonly:
             raise TailorError(f"The run in '{self.path.parent}' is open for reading only.")
         with self._mutex:
@@ -123,7 +123,7 @@ class Database:
                 raise
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a question."""
+        """All rows of a query."""
         with self._mutex:
             link = self._connect()
             try:
@@ -132,12 +132,14 @@ class Database:
                 raise self._broken(error) from error
 
     def close(self) -> None:
-        """Close; the last writer leaves a single plain file that reads anywhere, also from read-only media."""
+        """Close. The last writer leaves a single file that can be read anywhere, also from read-only media."""
         with self._mutex:
             if self._link is None:
                 return
             if not self.readonly:
-                with contextlib.suppress(sqlite3.Error):  # someone is reading just now: WAL mode stays, whole too
+                with contextlib.suppress(
+                    sqlite3.Error
+                ):  # another process reads just now: WAL mode stays, which is complete too
                     self._link.execute("PRAGMA journal_mode=DELETE")
             self._link.close()
             self._link = None

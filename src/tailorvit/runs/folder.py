@@ -1,4 +1,4 @@
-"""Run: the folder of one run, safe against kills, full disks and damaged checkpoints."""
+"""The folder of one run, safe against kills, full disks and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RECIPE, INFO, DATABASE, LOG, RESULT = "recipe.toml", "info.json", "run.db", "log.txt", "result.json"
-# What create() writes before info.json, which comes last and makes the folder a run.
+# What create() writes before info.json, which comes last and completes the run folder.
 _BEGUN = (LOCK, RECIPE, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
 
 
 def _json(path: Path) -> Any:
-    """A JSON file's content; ValueError when it is not whole."""
+    """A JSON file's content; ValueError when it is damaged."""
     return json.loads(path.read_text("utf-8", "surrogateescape"))
 
 
@@ -39,21 +39,21 @@ def _finished(folder: Path) -> bool:
 
 
 def _check_free(folder: Path) -> None:
-    """Refuse a folder that holds a run or anything else; one in which create() was killed is free."""
+    """Refuse a folder that holds a run or other files; what a killed create() left does not count."""
     names = {p.name for p in folder.iterdir()}
     if INFO in names and _finished(folder):
         raise TailorError(f"'{folder}' holds a finished run; choose another folder.")
     if INFO in names:
-        again = f"tailorvit resume {shlex.quote(str(folder))}"
-        raise TailorError(f"'{folder}' holds an unfinished run; go on with `{again}` or choose another folder.")
+        command = f"tailorvit resume {shlex.quote(str(folder))}"
+        raise TailorError(f"'{folder}' holds an unfinished run; continue it with `{command}` or choose another folder.")
     strange = sorted(n for n in names if n not in _BEGUN and not n.endswith(atomic.SUFFIX))
-    if strange or (names and LOCK not in names):  # without our lock file a lone recipe.toml is somebody else's
-        held = (strange or sorted(names))[0]
-        raise TailorError(f"'{folder}' holds something else ('{held}'); choose a new or empty folder.")
+    if strange or (names and LOCK not in names):  # without our lock file a single recipe.toml belongs to the user
+        found = (strange or sorted(names))[0]
+        raise TailorError(f"'{folder}' holds something else ('{found}'); choose a new or empty folder.")
 
 
 class Run(Tables):
-    """One run. Writing methods leave whole files and whole rows at every moment."""
+    """One run. At every moment its files and rows are complete."""
 
     def __init__(
         self, folder: Path, recipe: str, info: Mapping[str, Any], database: Database, lock: Lock | None
@@ -64,7 +64,7 @@ class Run(Tables):
 
     @classmethod
     def create(cls, folder: Path, recipe: str, info: Mapping[str, Any]) -> Run:
-        """Begin a run in a new or empty folder."""
+        """Start a run in a new or empty folder."""
         folder = Path(folder)
         try:
             with contextlib.ExitStack() as undo:
@@ -86,7 +86,7 @@ class Run(Tables):
 
     @classmethod
     def open(cls, folder: Path, lock: bool = True) -> Run:
-        """Open a run to go on with it, or with ``lock=False`` only to read it."""
+        """Open a run to continue it, or with ``lock=False`` only to read it."""
         folder = Path(folder)
         run, missing = cls.salvage(folder)
         if missing:
@@ -107,7 +107,7 @@ class Run(Tables):
 
     @classmethod
     def salvage(cls, folder: Path) -> tuple[Run, tuple[str, ...]]:
-        """Open for reading whatever is left of a run, with a sentence for each part missing or damaged."""
+        """Open a damaged run for reading, with a sentence for each part that is missing or damaged."""
         folder = Path(folder)
         missing: list[str] = []
         recipe, info = "", {}
@@ -130,7 +130,7 @@ class Run(Tables):
         return cls(folder, recipe, info, Database(folder / DATABASE, readonly=True), None), tuple(missing)
 
     def close(self) -> None:
-        """Close the database and let others have the folder."""
+        """Close the database and release the folder."""
         self._database.close()
         if self._lock:
             self._lock.release()
@@ -143,23 +143,23 @@ class Run(Tables):
 
     @property
     def finished(self) -> bool:
-        """Whether result.json is there and whole."""
+        """Whether result.json exists and is complete."""
         return _finished(self.folder)
 
     # -- events and files ---------------------------------------------------------------------------------------------
 
     def event(self, kind: str, text: str, **data: Any) -> None:
-        """Keep something worth telling; also a line in log.txt."""
+        """Store an event, and write it to log.txt."""
         time = now()
-        text = text.encode("utf-8", "backslashreplace").decode()  # a file name may hold bytes that are no UTF-8
+        text = text.encode("utf-8", "backslashreplace").decode()  # a file name may hold bytes that are not UTF-8
         statement = "INSERT INTO events (time, kind, text, data) VALUES (?, ?, ?, ?)"
         self._database.write(statement, [(time, kind, text, atomic.dumps(data))])
         line = f"{time} {kind}: {' '.join(text.splitlines())}\n"
         with contextlib.suppress(OSError), (self.folder / LOG).open("a", encoding="utf-8") as log:
-            log.write(line)  # for people; the row above is what counts
+            log.write(line)  # for people; programs read the row above
 
     def _note(self, kind: str, text: str, **data: Any) -> None:
-        """An event where one can be written; on a full disk or a run open for reading it is let go."""
+        """Store an event where possible; on a full disk, or in a run open for reading, it is dropped."""
         if not self._database.readonly:
             with contextlib.suppress(TailorError):
                 self.event(kind, text, **data)
@@ -184,16 +184,16 @@ class Run(Tables):
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            self._note("damaged", f"{path.name} is damaged ({error}); it is taken as missing.")
+            self._note("damaged", f"{path.name} is damaged ({error}) and treated as missing.")
             return None
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, name: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bool:
-        """Save; False when the disk refused, with the old checkpoint still in place.
+        """Save a checkpoint; False when the disk refused, with the old checkpoint still in place.
 
-        Record the rows of a piece of work before the checkpoint that moves past it: a kill in between then repeats
-        the work into the same rows, where the other order would leave a row missing for good.
+        Store the rows of a piece of work before the checkpoint that comes after it: a kill in between then repeats the
+        work into the same rows. In the other order a row would be missing for good.
         """
         folder = self.folder / "checkpoints"
         try:
@@ -201,12 +201,12 @@ class Run(Tables):
             checkpoint.save(folder, name, tensors, meta)
         except OSError as error:
             why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
-            self._note("checkpoint", f"Checkpoint {name} was not saved ({why}); the one before it is kept.", name=name)
+            self._note("checkpoint", f"Checkpoint {name} was not saved ({why}); the previous one is kept.", name=name)
             return False
         return True
 
     def load_checkpoint(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest whole checkpoint of that name; an event tells when it is not the last one written."""
+        """The newest undamaged checkpoint of that name; an event says when it is not the last one written."""
         path, previous, _ = checkpoint.files(self.folder / "checkpoints", name)
         problem = ""
         try:
@@ -222,15 +222,15 @@ class Run(Tables):
         try:
             found = checkpoint.read(previous)
         except (OSError, checkpoint.DamagedError):
-            self._note("checkpoint", f"{problem}, and there is no whole one before it; starting over.", name=name)
+            self._note("checkpoint", f"{problem}, and there is no undamaged previous one; starting over.", name=name)
             return None
-        self._note("checkpoint", f"{problem}; going on from the one before.", name=name)
+        self._note("checkpoint", f"{problem}; continuing from the previous one.", name=name)
         if self._lock and "cannot be read" not in problem:
-            previous.replace(path)  # else the next save would keep the damaged file as the one before
+            previous.replace(path)  # else the next save would keep the damaged file as the previous one
         return found
 
     def drop_checkpoint(self, name: str) -> None:
-        """Remove a checkpoint; one that is not there is no mistake."""
+        """Remove a checkpoint, if it exists."""
         checkpoint.drop(self.folder / "checkpoints", name)
 
 

@@ -1,4 +1,4 @@
-"""One process per run folder: a lock the system drops when its holder dies."""
+"""One process per run folder: a lock that the system releases when its process ends."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from tailorvit.errors import TailorError
 
 NAME = ".lock"
-_held: set[str] = set()  # record locks do not exclude their own process; this does
+_held: set[str] = set()  # record locks do not exclude their own process; this set does
 
 
 class Lock:
-    """Holds a folder until released.
+    """Locks a folder until it is released.
 
-    A record lock rather than flock: flock would pass to forked data workers, which may outlive a killed trainer.
+    A record lock, not flock: flock would pass to forked data workers, which may outlive a killed trainer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class Lock:
         _held.add(self._key)
 
     def release(self) -> None:
-        """Let others in; closing the file drops the lock."""
+        """Release the folder; closing the file drops the lock."""
         if self._key in _held:
             _held.discard(self._key)
             os.close(self._file)
@@ -54,6 +54,6 @@ def _take(file: int) -> bool:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # a file system without locks: go on
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # a file system without locks: continue
             raise
     return True

@@ -1,4 +1,4 @@
-"""What a run remembers: stages, events, trials, spaces, slopes, decisions, epochs, measurements."""
+"""The tables of a run: stages, events, trials, spaces, slopes, decisions, epochs, measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("accuracy", "params", "macs", "source", "generation", "seconds")
 
 
 def now() -> str:
-    """The time as people and machines read it."""
+    """The current time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -26,7 +26,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _upsert(table: str, keys: str, values: str) -> str:
-    """INSERT that overwrites the values, and keeps the place, of a row already there under the same keys."""
+    """An INSERT that updates the values of an existing row with the same keys; the row keeps its place."""
     names = [*keys.split(), *values.split()]
     change = ", ".join(f"{v}=excluded.{v}" for v in values.split())
     marks = ", ".join("?" * len(names))
@@ -37,7 +37,7 @@ def _upsert(table: str, keys: str, values: str) -> str:
 
 
 class Tables:
-    """The tables of one run. Work done twice lands in the same row, in its first place."""
+    """The tables of one run. Repeated work updates its row, which keeps its place."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -48,12 +48,12 @@ class Tables:
     # -- stages: named pieces of work done once -----------------------------------------------------------------------
 
     def result(self, stage: str) -> Any | None:
-        """What a finished stage left; None while it is not finished."""
+        """The result of a finished stage; None while it is not finished."""
         rows = self._all("result FROM stages", "WHERE stage=?", stage)
         return json.loads(rows[0][0]) if rows else None
 
     def finish(self, stage: str, result: Any) -> None:
-        """Mark a stage as done and keep its result."""
+        """Mark a stage as finished and store its result."""
         self._database.write(_upsert("stages", "stage", "result time"), [(stage, dumps(result), now())])
 
     def spend(self, stage: str, seconds: float) -> None:
@@ -69,7 +69,7 @@ class Tables:
         return dict(self._all("stage, seconds FROM seconds"))
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """What happened, oldest first: time, kind, text, data."""
+        """Events, oldest first: time, kind, text, data."""
         where = ("WHERE kind=?", kind) if kind is not None else ()
         rows = self._all("time, kind, text, data FROM events", *where)
         return [{"time": t, "kind": k, "text": x, "data": json.loads(d)} for t, k, x, d in rows]
@@ -77,7 +77,7 @@ class Tables:
     # -- trials -------------------------------------------------------------------------------------------------------
 
     def record_trials(self, stage: str, trials: Sequence[Mapping[str, Any]]) -> None:
-        """Keep evaluated architectures, all of them or none; one row per stage and architecture."""
+        """Store evaluated architectures in one transaction; one row per stage and architecture."""
         rows = []
         for trial in trials:
             extra = {k: v for k, v in trial.items() if k not in ("arch", "parents", "costs", *_COLUMNS)}
@@ -87,7 +87,7 @@ class Tables:
         self._database.write(_upsert("trials", "stage arch", f"{' '.join(_COLUMNS)} parents costs extra"), rows)
 
     def trials(self, stage: str | None = None) -> list[dict[str, Any]]:
-        """Evaluated architectures in the order they came."""
+        """Evaluated architectures in the order of evaluation."""
         where = ("WHERE stage=?", stage) if stage is not None else ()
         rows = self._all(f"stage, arch, {', '.join(_COLUMNS)}, parents, costs, extra FROM trials", *where)
         return [
@@ -103,32 +103,32 @@ class Tables:
         ]
 
     def accuracy(self, stage: str, arch: Arch) -> float | None:
-        """The accuracy a stage recorded for an architecture."""
+        """The stored accuracy of an architecture in a stage."""
         rows = self._all("accuracy FROM trials", "WHERE stage=? AND arch=?", stage, arch.to_json())
         return rows[0][0] if rows else None
 
     # -- search of the space ------------------------------------------------------------------------------------------
 
     def record_space(self, t: int, space: Space, **facts: Any) -> None:
-        """Keep the space of step t."""
+        """Store the space of step t."""
         self._database.write(_upsert("spaces", "t", "space facts"), [(int(t), dumps(space), dumps(facts))])
 
     def spaces(self) -> list[dict[str, Any]]:
-        """Spaces in the order they came: t, space and their facts."""
+        """Spaces in order: t, space and their facts."""
         rows = self._all("t, space, facts FROM spaces")
         return [{**json.loads(f), "t": t, "space": Space.from_dict(json.loads(s))} for t, s, f in rows]
 
     def record_slope(self, t: int, dim: str, facts: Mapping[str, Any]) -> None:
-        """Keep the slope of one dimension at step t."""
+        """Store the slope of one dimension at step t."""
         self._database.write(_upsert("slopes", "t dim", "facts"), [(int(t), dim, dumps(dict(facts)))])
 
     def slopes(self, t: int | None = None) -> list[dict[str, Any]]:
-        """Slopes with t and dim, of one step or of all."""
+        """Slopes with t and dim, of one step or of all steps."""
         where = ("WHERE t=?", int(t)) if t is not None else ()
         return [{**json.loads(f), "t": s, "dim": d} for s, d, f in self._all("t, dim, facts FROM slopes", *where)]
 
     def record_decision(self, t: int, facts: Mapping[str, Any]) -> None:
-        """Keep where the space went from step t, and why."""
+        """Store the move of the space at step t, and its reason."""
         self._database.write(_upsert("decisions", "t", "facts"), [(int(t), dumps(dict(facts)))])
 
     def decisions(self) -> list[dict[str, Any]]:
@@ -138,20 +138,20 @@ class Tables:
     # -- training and measuring ---------------------------------------------------------------------------------------
 
     def record_epoch(self, stage: str, epoch: int, **facts: Any) -> None:
-        """Keep the figures of one epoch."""
+        """Store the numbers of one epoch."""
         self._database.write(_upsert("epochs", "stage epoch", "facts"), [(stage, int(epoch), dumps(facts))])
 
     def epochs(self, stage: str | None = None) -> list[dict[str, Any]]:
-        """Epochs with stage and epoch, of one stage or of all."""
+        """Epochs with stage and epoch, of one stage or of all stages."""
         where = ("WHERE stage=?", stage) if stage is not None else ()
         rows = self._all("stage, epoch, facts FROM epochs", *where)
         return [{**json.loads(f), "stage": s, "epoch": e} for s, e, f in rows]
 
     def measured(self, metric: str, arch: Arch) -> float | None:
-        """A cost measured before, so that one architecture is timed once."""
+        """A stored measurement, so that each architecture is measured once."""
         rows = self._all("value FROM measured", "WHERE metric=? AND arch=?", metric, arch.to_json())
         return rows[0][0] if rows else None
 
     def record_measured(self, metric: str, arch: Arch, value: float) -> None:
-        """Keep a measured cost."""
+        """Store a measured cost."""
         self._database.write(_upsert("measured", "metric arch", "value"), [(metric, arch.to_json(), float(value))])
