@@ -1,7 +1,8 @@
 """TailorViT: tailor a vision transformer to your data and your size budget.
 
 ``run(data=..., max_params=...)`` finds, trains and saves a network; ``load(RUN).predict(image)`` uses it; ``resume``,
-``finetune``, ``evaluate`` and ``list_runs`` do what the commands do; ``register`` adds a part of your own. Names are loaded when first used, so that importing the package stays quick.
+``finetune``, ``evaluate`` and ``list_runs`` do what the commands do; ``register`` adds a part of your own. Names are
+loaded when they are first used, so that importing the package stays quick.
 """
 
 from __future__ import annotations

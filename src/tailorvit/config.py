@@ -307,9 +307,9 @@ def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
     for where, table in tables.items():
         for key, default in RETIRED.items():
             owner, _, name = key.rpartition(".")
-            if isinstance(table, dict) and owner in (where, where.removeprefix("final.")) and name in table:
-                if table.pop(name) != default:
-                    raise _gone(f"{where}.{name}", version)
+            owners = (where, where.removeprefix("final."))
+            if isinstance(table, dict) and owner in owners and table.pop(name, default) != default:
+                raise _gone(f"{where}.{name}", version)
     for name in ("train", "final.train"):
         if isinstance(table := tables[name], dict) and table.pop("lr_scaling", "none") == "batch512":
             table["lr"] = table["lr"] * table["batch"] / 512

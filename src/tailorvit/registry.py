@@ -1,7 +1,7 @@
 """Registry: one table for each kind of part, filled by this package, by ``register`` and by installed plug-ins.
 
-A plug-in is a Python package with entry points: in its pyproject.toml, under ``[project.entry-points."tailorvit.families"]``,
-a line ``mine = "my_package:FAMILY"`` adds the family ``mine``. Parts are imported when they are first used.
+A plug-in is a Python package with entry points: in its pyproject.toml, a line ``mine = "my_package:FAMILY"`` under
+``[project.entry-points."tailorvit.families"]`` adds the family ``mine``. Parts are imported when they are first used.
 """
 
 from __future__ import annotations

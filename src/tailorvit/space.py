@@ -20,9 +20,9 @@ __all__ = ["Dim", "Scope", "Space"]
 
 @dataclass(frozen=True)
 class Space:
-    """A set of architectures: ordered dimensions plus what all its networks share (``settings``: image size, classes, ...).
+    """A set of architectures: ordered dimensions, and the ``settings`` its networks share (image size, classes).
 
-    ``multiples``: pairs (a, b); b's value is a multiple of a's in every member. Choices that fit none are dropped.
+    ``multiples``: pairs (a, b); b's value is a multiple of a's everywhere. Choices that fit none are dropped.
     """
 
     family: str

@@ -520,7 +520,7 @@ def send(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, 
     }
 
 
-# -- several steps at once: where batches are small, launching kernels takes longer than running them ------------------
+# -- several steps at once: where batches are small, launching kernels takes longer than running them -----------------
 
 MAX_STEPS = 8  # the first batch waits for all of them
 MAX_IMAGES = 2048  # more leave little to save: a kernel then runs longer than its launch takes

@@ -54,7 +54,7 @@ def read_source(text: str) -> ImageSet:
 def find_source(text: str) -> tuple[DataSource, str]:
     """The source for a user's text, and what its ``read`` takes."""
     name, colon, rest = text.partition(":")
-    named = SOURCES[name] if name in SOURCES else None
+    named = SOURCES.get(name)
     if named is not None and named.recognises is None and (colon or ":" not in named.usage):
         return named, rest
     path = Path(text).expanduser()

@@ -95,8 +95,8 @@ class Family:
     resettle: Callable[[Arch, dict[str, Any], Mapping[str, Any]], tuple[Arch, dict[str, Any]]] = field(
         default=lambda arch, shared, settings: (arch, shared)
     )
-    # For scores: a word in a layer's path -> the part it belongs to ("mixing" is attention or what takes its place), and
-    # the name of the output projection inside a mixing layer.
+    # For scores: a word in a layer's path -> the part it belongs to ("mixing" is attention or what takes its place),
+    # and the name of the output projection inside a mixing layer.
     layer_words: Mapping[str, str] = field(
         default_factory=lambda: {"patch_embed": "patch", "attn": "mixing", "mlp": "mlp", "head": "head"}
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def require_feasible(config: Config, space: Space, meter: Meter, arch: Arch | None = None) -> None:
-    """Raise when no network can keep the limits, or when S4 could not move. ``arch`` is the only one of a fine-tuning."""
+    """Raise when no network can keep the limits, or when S4 could not move. ``arch``: the only one of a fine-tuning."""
     if config.method == "s4" and config.s4.iterations:
         dims = movable(space, config.s4.dims)
         if config.s4.survey:

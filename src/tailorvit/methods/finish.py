@@ -1,4 +1,4 @@
-"""The last part of every method: finish the best candidates, train the baseline, open the test split, write the network."""
+"""The last part of every method: finish the best candidates, train the baseline, open the test split, write."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _with_room(limits: Limits) -> Limits:
 
 
 def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
-    """The architecture of method ``fixed`` with its settings (patch, head width, ...): those of its name, or of the space.
+    """The architecture of method ``fixed`` with its settings (patch, head width, ...), from its name or the space.
 
     An architecture written as a table has no settings of its own. Without a space they are made for the data.
     """

@@ -78,7 +78,7 @@ def usable_device(name: str) -> str:
 def _read_data(
     config: Config, saved_splits: dict[str, Any] | None, start: StartingNetwork | None, device: str
 ) -> tuple[Data, tuple[int, int]]:
-    """The data, with a trunk's features in place of images where the recipe has a trunk; and the image size in pixels."""
+    """The data, with a trunk's features in place of images where the recipe has a trunk; and the image size."""
     tower = tower_of(config)
     usual = start.size if start is not None else tower.default_size if tower is not None else None
     wanted = image_size_for(config)

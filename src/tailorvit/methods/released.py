@@ -38,7 +38,7 @@ def space_of_released(config: Config, data: Data, space: Space, resumed: bool = 
         return space
     if config.method not in METHODS:
         raise TailorError(
-            f"start.supernet is for the methods {', '.join(METHODS)}; '{config.method}' does not search in one supernet."
+            f"start.supernet is for the methods {', '.join(METHODS)}; '{config.method}' does not search in one."
         )
     if data.channels == len(IMAGENET.mean):
         data.mean, data.std = IMAGENET.mean, IMAGENET.std

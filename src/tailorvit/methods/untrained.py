@@ -61,7 +61,7 @@ class UntrainedSettings:
             )
 
 
-# -- stored scores -----------------------------------------------------------------------------------------------------
+# -- stored scores ----------------------------------------------------------------------------------------------------
 
 
 class UntrainedScores:
@@ -140,7 +140,7 @@ def require_scores(rows: Sequence[Scored], values: Values, name: str) -> None:
         raise TailorError(f"None of {len(rows):,} architectures has a score by {name}: {why}")
 
 
-# -- the search --------------------------------------------------------------------------------------------------------
+# -- the search -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ DSS_OFFICIAL = Proxy(
 )
 
 
-# -- nuclear norms -----------------------------------------------------------------------------------------------------
+# -- nuclear norms ----------------------------------------------------------------------------------------------------
 #
 # On an image of ones all patches are equal but for their positions, so the gradients are nearly of rank one
 # (AutoFormer-T: 1 - 1e-5 of the norm in the first 2 to 9 of 240 singular values). A small random sketch finds that

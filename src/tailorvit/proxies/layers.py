@@ -14,7 +14,7 @@ from tailorvit.families import FAMILIES
 from tailorvit.proxies.base import Refused, Task
 from tailorvit.rng import derive
 
-# -- layers ------------------------------------------------------------------------------------------------------------
+# -- layers -----------------------------------------------------------------------------------------------------------
 
 
 class Weight(NamedTuple):
@@ -70,7 +70,7 @@ def gradients_for(model: nn.Module, wanted: Iterable[Tensor], training: bool = F
                 buffer.copy_(old)
 
 
-# -- signs at the GELUs ------------------------------------------------------------------------------------------------
+# -- signs at the GELUs -----------------------------------------------------------------------------------------------
 
 
 class WatchGelu(TorchFunctionMode):
@@ -107,7 +107,7 @@ def sign_agreement(batch: int) -> tuple[Tensor, Callable[[Tensor], None]]:
     return total, watch
 
 
-# -- input -------------------------------------------------------------------------------------------------------------
+# -- input ------------------------------------------------------------------------------------------------------------
 
 
 def input_shape(task: Task) -> tuple[int, int, int]:

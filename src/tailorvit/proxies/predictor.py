@@ -34,7 +34,7 @@ LEAST = 8  # accuracies to fit on
 _CLIP = 3.0  # standard deviations: one failed training of a table must not decide the fit
 
 
-# -- features ----------------------------------------------------------------------------------------------------------
+# -- features ---------------------------------------------------------------------------------------------------------
 #
 # Logarithms and ratios, which mean the same for any family and any size. A model that is linear in them can be fitted
 # on small networks of one family and used for larger ones and for other families; absolute widths would not carry over.
@@ -99,7 +99,7 @@ def feature_matrix(counters: Sequence[Counter], archs: Sequence[Arch]) -> Floats
     return np.array(rows).reshape(len(archs), len(FEATURES))
 
 
-# -- models ------------------------------------------------------------------------------------------------------------
+# -- models -----------------------------------------------------------------------------------------------------------
 
 Kind = Literal["ridge", "gp"]
 KINDS: tuple[Kind, ...] = ("ridge", "gp")
@@ -205,7 +205,7 @@ def fit_process(x: Floats, y: Floats, kinds: Sequence[Kind] = KINDS) -> Gaussian
     return best
 
 
-# -- the predictor -----------------------------------------------------------------------------------------------------
+# -- the predictor ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value to compare
@@ -332,7 +332,7 @@ def default() -> Predictor:
     return Predictor.from_dict(json.loads(text))
 
 
-# -- fitted on whole tables: what helps at equal size ------------------------------------------------------------------
+# -- fitted on whole tables: what helps at equal size -----------------------------------------------------------------
 
 
 def pooled(

@@ -36,7 +36,7 @@ ScoreArchs = Callable[
 ]
 
 
-# -- agreement of one score with one accuracy --------------------------------------------------------------------------
+# -- agreement of one score with one accuracy -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float |
     return float(sum(v * w for v, w in pairs) / total) if total else None
 
 
-# -- all scores against all accuracies ---------------------------------------------------------------------------------
+# -- all scores against all accuracies --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def _common_space(name: str, archs: Sequence[Arch]) -> Space | None:
     return next((s for s in FAMILIES[name].spaces.values() if all(s.contains(arch) for arch in archs)), None)
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def rank_file(

@@ -162,7 +162,7 @@ def rescored(rows: Sequence[Scored]) -> list[Scored]:
     return [replace(r, scores=scores, problems=problems) for r, (scores, problems) in zip(rows, found, strict=True)]
 
 
-# -- several processes -------------------------------------------------------------------------------------------------
+# -- several processes ------------------------------------------------------------------------------------------------
 
 _scorer: Scorer | None = None  # of a worker process, made once when it starts
 

@@ -131,7 +131,7 @@ def run_search(searcher: Searcher, evaluate: Evaluate) -> list[Trial]:
 
 
 def draw(space: Space, legal: Legal, rng: np.random.Generator, n: int, seen: Collection[Arch]) -> list[Arch]:
-    """Up to ``n`` different legal architectures outside ``seen``; fewer where a thousand draws for each find no more."""
+    """Up to ``n`` different legal architectures outside ``seen``; fewer where a thousand draws each find no more."""
     found: dict[Arch, None] = {}
     refused: set[Arch] = set()
     total = space.count()

@@ -436,7 +436,7 @@ def _backtrack(spaces: Sequence[Space], t: int, meter: Meter, number: int) -> De
     count = len(spaces) - 1 - t
     least = ", ".join(f"{m} {units.show(meter.least(m, spaces[-1]), m)}" for m in meter.limits.metrics)
     sentence = (
-        f"Step {number}: went back {count} update{'s' if count > 1 else ''} to the space of step {t}, the last "
-        f"with enough architectures within {meter.limits.describe()}; the smallest of step {len(spaces) - 1} has {least}."
+        f"Step {number}: went back {count} update{'s' if count > 1 else ''} to the space of step {t}, the last with "
+        f"enough architectures within {meter.limits.describe()}; the smallest of step {len(spaces) - 1} has {least}."
     )
     return Decision(number, "backtrack", {}, "over the limits", sentence, backtracks=count)

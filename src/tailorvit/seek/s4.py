@@ -1,8 +1,8 @@
 """S4: move a space along the accuracy gradient to a neighbouring space that stays under the size limit, a few times.
 
 Each step estimates one slope per dimension (``slopes.py``, or ``survey.py``), lists the legal neighbours, and takes the
-one whose direction has the largest cosine with the slopes. Nothing here knows a network, data or a disk: accuracies come
-from a function, costs from a ``Meter``.
+one whose direction has the largest cosine with the slopes. Nothing here knows a network, data or a disk: accuracies
+come from a function, costs from a ``Meter``.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def movable(space: Space, named: Sequence[str] = ()) -> tuple[str, ...]:
     keys = tuple(key for key in space.keys if key in named) if named else space.keys
     if len(keys) > MAX_DIMS:
         raise TailorError(
-            f"S4 compares all 3^n - 1 neighbours of a space, and this space has n = {len(keys)} dimensions. The most is "
-            f"{MAX_DIMS}: name the dimensions that move in s4.dims, or use another method (s3, autoformer)."
+            f"S4 compares all 3^n - 1 neighbours of a space, and this space has n = {len(keys)} dimensions. The most "
+            f"is {MAX_DIMS}: name the dimensions that move in s4.dims, or use another method (s3, autoformer)."
         )
     return keys
 

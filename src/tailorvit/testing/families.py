@@ -1,4 +1,4 @@
-"""The contract of families: one network in which every architecture of a space lives, counted exactly, and exportable."""
+"""The contract of families: one network holds every architecture of a space, is counted exactly and is exportable."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FamilyContract:
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     without_effect: ClassVar[tuple[str, ...]] = ()
 
-    # -- tools ----------------------------------------------------------------------------------------------------------
+    # -- tools --------------------------------------------------------------------------------------------------------
 
     @property
     def family(self) -> Family:
@@ -119,7 +119,7 @@ class FamilyContract:
                 model(x)
         return float(flops.get_total_flops()) / 2
 
-    # -- the record -----------------------------------------------------------------------------------------------------
+    # -- the record ---------------------------------------------------------------------------------------------------
 
     def test_record(self) -> None:
         """The record describes itself, and its named spaces and architectures are its own."""
@@ -165,7 +165,7 @@ class FamilyContract:
             assert all(len(d.choices) <= len(f.choices) for d, f in zip(small.dims, space.dims, strict=True)), name
         assert self.family.arch({"family": self.name, **self.family.tiny}).family == self.name
 
-    # -- one network, several executions --------------------------------------------------------------------------------
+    # -- one network, several executions ------------------------------------------------------------------------------
 
     @torch.no_grad()
     def test_supernet_and_extracted_network_agree(self) -> None:
@@ -203,7 +203,7 @@ class FamilyContract:
         with pytest.raises(TailorError, match="too small for the architecture"):
             self.supernet(space)(self.images(space), larger.largest())
 
-    # -- the slice ------------------------------------------------------------------------------------------------------
+    # -- the slice ----------------------------------------------------------------------------------------------------
 
     def test_gradients_reach_the_slice_and_nothing_else(self) -> None:
         """Every weight in use gets a gradient, no other does."""
@@ -250,7 +250,7 @@ class FamilyContract:
             assert changed != key.endswith(self.without_effect or "-"), f"{key} changes nothing, or is said not to"
             p.copy_(old)
 
-    # -- the plain network ----------------------------------------------------------------------------------------------
+    # -- the plain network --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def test_an_extracted_network_is_plain_and_owns_its_weights(self) -> None:
@@ -303,7 +303,7 @@ class FamilyContract:
         grown = resized(model, (larger, larger), classes=3).eval()
         assert grown(torch.randn(2, x.shape[1], larger, larger)).shape == (2, 3)
 
-    # -- counting -------------------------------------------------------------------------------------------------------
+    # -- counting -----------------------------------------------------------------------------------------------------
 
     def test_macs_are_what_torch_counts(self) -> None:
         """For the smallest, the largest and some in between."""
@@ -337,7 +337,7 @@ class FamilyContract:
                     assert count.params(below) < params and count.macs(below) < macs
                 assert count.params(space.smallest()) <= params <= count.params(space.largest())
 
-    # -- pictures and exports -------------------------------------------------------------------------------------------
+    # -- pictures and exports -----------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def test_attention_is_a_distribution_over_the_grid(self) -> None:

@@ -126,7 +126,7 @@ class ProxyContract:
                 assert self.scorer(family, seed=1)(archs[:1])[0].scores == rows[0].scores, family
 
     def test_the_network_is_left_as_it_was(self) -> None:
-        """Weights, buffers, gradients, flags, modes, hooks and random state; the caller's gradient mode is no matter."""
+        """Weights, buffers, gradients, flags, modes, hooks and random state; the caller's gradient mode is free."""
         if self.proxy.cost == "counted":
             pytest.skip("this proxy needs no network")
         for family in self.families():

@@ -316,7 +316,7 @@ def start_ladder(model: nn.Module, width: int) -> None:
             nn.init.zeros_(parameter)
 
 
-# -- attention maps ----------------------------------------------------------------------------------------------------
+# -- attention maps ---------------------------------------------------------------------------------------------------
 
 
 def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
@@ -345,7 +345,7 @@ def _on_patches(block: LadderBlock, x: Tensor, y: Tensor, patches: int) -> Tenso
     return (weights / total.clamp_min(torch.finfo(total.dtype).tiny)).unsqueeze(1)
 
 
-# -- checked settings --------------------------------------------------------------------------------------------------
+# -- checked settings -------------------------------------------------------------------------------------------------
 
 
 def ladder_settings(data: Mapping[str, Any]) -> LadderSettings:

@@ -261,7 +261,7 @@ def pit_initialise(model: nn.Module, embed: int, init: str = "small", inputs: Ma
             nn.init.trunc_normal_(parameter, std=max(0.02, scaled))
 
 
-# -- attention maps ----------------------------------------------------------------------------------------------------
+# -- attention maps ---------------------------------------------------------------------------------------------------
 
 
 def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
@@ -289,7 +289,7 @@ def _between_patches(attn: PitAttention, x: Tensor) -> Tensor:
     return (weights / total.clamp_min(torch.finfo(total.dtype).tiny)).unsqueeze(1)
 
 
-# -- checked settings --------------------------------------------------------------------------------------------------
+# -- checked settings -------------------------------------------------------------------------------------------------
 
 
 def pit_settings(data: Mapping[str, Any]) -> PitSettings:

@@ -113,7 +113,7 @@ def stem_layers(shared: ShuntedSettings) -> tuple[nn.ModuleList, nn.ModuleList]:
 
 
 def stem_features(convs: nn.ModuleList, norms: nn.ModuleList, x: Tensor) -> Tensor:
-    """(B, C, H, W) through the stem's settings part."""
+    """(B, C, H, W) through the stem's fixed part."""
     for conv, norm in zip(convs, norms, strict=True):
         x = F.relu(norm(conv(x)))
     return x
@@ -365,7 +365,7 @@ def start_shunted(model: nn.Module, embed: int) -> None:
             nn.init.zeros_(module.bias)
 
 
-# -- attention maps ----------------------------------------------------------------------------------------------------
+# -- attention maps ---------------------------------------------------------------------------------------------------
 
 
 def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
@@ -415,7 +415,7 @@ def _places(grid: tuple[int, int], cell: int, x: Tensor) -> Tensor:
     return centres * cell + (cell - 1) / 2
 
 
-# -- checked settings --------------------------------------------------------------------------------------------------
+# -- checked settings -------------------------------------------------------------------------------------------------
 
 
 def shunted_settings(data: Mapping[str, Any]) -> ShuntedSettings:

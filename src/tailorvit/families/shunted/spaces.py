@@ -41,7 +41,7 @@ def _space(depth: Sequence[Value], mlp: Sequence[Value], embed: Sequence[Value],
     return Space("shunted", dims, tuple(settings.items()))
 
 
-_PAPER: dict[str, Any] = {"image_size": (224, 224)}  # S4's settings are the defaults of the shared
+_PAPER: dict[str, Any] = {"image_size": (224, 224)}  # S4's are the defaults
 _NARROW: dict[str, Any] = {"heads": (2, 2, 4, 4), "depth_base": (1, 1, 0, 0), "depth_growth": (0, 0, 1, 1)}
 _8PX: dict[str, Any] = {
     "image_size": (8, 8),

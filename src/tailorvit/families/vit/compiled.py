@@ -2,7 +2,7 @@
 
 A compiler that sees a prefix of a weight checks whether the prefix is the whole weight, and makes a new graph for each
 case. So weights are cut and cast outside the graph, which then sees ordinary tensors. One graph with variable widths
-would serve every architecture, but its kernels were half as fast on an H200 (docs/log.md). Shapes are therefore settings:
+would serve every architecture, but its kernels were half as fast on an H200 (docs/log.md). Shapes are therefore fixed:
 one graph per embedding width, as heads and hidden widths are switched off instead of cut.
 """
 

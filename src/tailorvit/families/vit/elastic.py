@@ -1,4 +1,4 @@
-"""The elastic vit supernet: layers whose widths come with the call, the plain network of an architecture, extraction."""
+"""The elastic vit supernet: layers whose widths come with the call, and the plain network of an architecture."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def outline(shared: ViTSettings, arch: Arch) -> list[dict[str, Any]]:
     return rows
 
 
-# -- other people's counts ----------------------------------------------------------------------------------------------
+# -- other people's counts --------------------------------------------------------------------------------------------
 
 
 def eq3_params(shared: ViTSettings, arch: Arch) -> int:

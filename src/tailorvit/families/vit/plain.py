@@ -297,7 +297,7 @@ def initialise(model: nn.Module, embed: int) -> None:
             nn.init.trunc_normal_(parameter, std=max(0.02, scaled))
 
 
-# -- attention maps ----------------------------------------------------------------------------------------------------
+# -- attention maps ---------------------------------------------------------------------------------------------------
 
 
 def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:
@@ -321,7 +321,7 @@ def _between_patches(attn: Attention, x: Tensor) -> Tensor:
     return (weights / total.clamp_min(torch.finfo(total.dtype).tiny)).unsqueeze(1)
 
 
-# -- checked settings --------------------------------------------------------------------------------------------------
+# -- checked settings -------------------------------------------------------------------------------------------------
 
 
 def vit_settings(data: Mapping[str, Any]) -> ViTSettings:

@@ -125,7 +125,7 @@ def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
             yield vit_arch(embed, max(1, round(embed / head_dim)), 4, depth)
 
 
-# -- settings and small forms ------------------------------------------------------------------------------------------
+# -- settings and small forms -----------------------------------------------------------------------------------------
 
 
 TINY = {"depth": 2, "embed": 24, "heads": 2, "mlp": 2}

@@ -314,7 +314,7 @@ RENAMED = (
 )
 
 
-# -- layer inventory and settings --------------------------------------------------------------------------------------
+# -- layer inventory and settings -------------------------------------------------------------------------------------
 
 
 AnySettings = TypeVar("AnySettings", bound=WindowSettings)

@@ -30,7 +30,7 @@ from tailorvit.families.network import (
 )
 from tailorvit.families.vit.plain import Mlp
 
-# -- windows of a map --------------------------------------------------------------------------------------------------
+# -- windows of a map -------------------------------------------------------------------------------------------------
 
 
 def clipped(sides: Sides, window: int) -> Sides:
@@ -130,7 +130,7 @@ def window_attend(qkv: Tensor, heads: int, bias: Tensor | None) -> Tensor:
     return mixed
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 STAGES = 4
@@ -462,7 +462,7 @@ def start_windows(model: nn.Module, embed: int) -> None:
             nn.init.trunc_normal_(parameter, std=max(0.02, scaled))
 
 
-# -- attention maps ----------------------------------------------------------------------------------------------------
+# -- attention maps ---------------------------------------------------------------------------------------------------
 
 
 def attention(model: nn.Module, images: Tensor) -> Iterator[Maps]:

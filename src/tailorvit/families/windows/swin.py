@@ -31,7 +31,7 @@ from tailorvit.families.windows.elastic import (
 from tailorvit.families.windows.plain import STAGES, PlainWindowed, WindowSettings, WindowStage, attention
 from tailorvit.space import Dim, Space
 
-# -- spaces and architectures ------------------------------------------------------------------------------------------
+# -- spaces and architectures -----------------------------------------------------------------------------------------
 
 
 GENES = ("depth.3", "mlp", "embed")
@@ -148,7 +148,7 @@ def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
             yield swin_arch({"depth.3": third, "embed": number(embed), "mlp": 4})
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tailorvit.families.windows.elastic import (
 from tailorvit.families.windows.plain import STAGES, PlainWindowed, WindowSettings, WindowStage, attention
 from tailorvit.space import Dim, Space
 
-# -- spaces and architectures ------------------------------------------------------------------------------------------
+# -- spaces and architectures -----------------------------------------------------------------------------------------
 
 
 STAGE_GENES, BLOCK_GENES = ("depth", "embed"), ("mlp", "qkv", "window")
@@ -220,7 +220,7 @@ def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
             yield windowed_arch({**genes, "depth": list(depths)})
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
