@@ -61,6 +61,10 @@ class Registry(Mapping[str, T], Generic[T]):
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The record of that name, or the default; an unknown name is a TailorError elsewhere, not a KeyError."""
+        return self[name] if name in self else default
+
     def _load(self, name: str) -> T:
         if name in self._own:
             own = self._own[name]
