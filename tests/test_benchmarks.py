@@ -101,7 +101,7 @@ def test_a_survey_on_cifar10_is_the_recipe():
 @pytest.mark.parametrize("size", cifar10.BASELINES)
 def test_baselines_on_cifar10_use_the_limit(size):
     table = cifar10.recipe("baseline", size, 0, Path("data"))
-    fixed = {**table["space"]["fixed"], "image_size": (32, 32), "classes": 10}
+    fixed = {**table["space"]["settings"], "image_size": (32, 32), "classes": 10}
     params = Counter("vit", fixed).params(family("vit").arch(table["arch"]))
     limit = {"1.5M": 1.5e6, "6M": 6e6}[size]
     assert 0.9 * limit <= params <= limit

@@ -68,7 +68,7 @@ def recipe(case: str, size: str, seed: int, data: Path) -> Row:
     table["analysis"] = {"samples": 0, "images": 0, "mistakes": 0}
     if size == "6M":
         table["limits"] = {"max_params": "6M", "min_params": "5.4M"}
-        table["space"]["fixed"]["head_dim"] = 64
+        table["space"]["settings"]["head_dim"] = 64
         table["space"]["dims"]["embed"] = {"low": 144, "high": 176, "step": 16, "minimum": 16}
     if case == "baseline":
         table["arch"] = {"family": "vit", "depth": 12, "mlp": 4, **BASELINES[size]}

@@ -63,19 +63,12 @@ SUPERNET = [
 ]
 
 
-def proxy(name: str) -> str:
-    """The key that chooses a proxy, as the installed version spells it."""
-    from tailorvit.config import Config
-
-    return f'proxy.name="{name}"' if hasattr(Config().proxy, "name") else f'proxy.names=["{name}"]'
-
-
 # All have the same limits, and every network found is trained from scratch by the same recipe, so that only the choice
 # of the architecture differs. "size" is the control: the largest network within the limits.
 TRAINING_FREE: dict[str, Case] = {
     "tf-tas, dss": ("tftas-digits", ["baseline=true"]),
-    "tf-tas, predictor": ("tftas-digits", ["baseline=false", proxy("predictor")]),
-    "tf-tas, size": ("tftas-digits", ["baseline=false", proxy("params")]),
+    "tf-tas, predictor": ("tftas-digits", ["baseline=false", "proxy.name=predictor"]),
+    "tf-tas, size": ("tftas-digits", ["baseline=false", "proxy.name=params"]),
     "s4, dss": ("s4-dss-digits", ["baseline=false"]),
     "s4, predictor": ("s4-dss-digits", ["baseline=false", "seek.evaluator=predictor"]),
     "s4, supernet": ("s4-dss-digits", ["baseline=false", *SUPERNET]),

@@ -173,15 +173,17 @@ def list_runs(folder: str | Path = "runs") -> list[dict[str, Any]]:
 def _run_row(folder: Path) -> dict[str, Any]:
     info, result = (_read_json(folder / name) for name in ("info.json", "result.json"))
     recipe = _read_toml(folder / "recipe.toml")
+    versions, data = (value if isinstance(value := info.get(key), dict) else {} for key in ("versions", "data"))
+    found = {key: result.get(key) for key in ("params", "macs", "test_accuracy")}
     return {
         "name": folder.name,
         "folder": str(folder),
         "state": "finished" if result else "unfinished",
         "started": info.get("started"),
-        "version": info.get("versions", {}).get("tailorvit"),
+        "version": versions.get("tailorvit"),
         "method": recipe.get("method"),
-        "data": info.get("data", {}).get("source"),
-        **{key: result.get(key) for key in ("params", "macs", "test_accuracy")},
+        "data": data.get("source"),
+        **{key: value if isinstance(value, int | float) else None for key, value in found.items()},
     }
 
 
@@ -207,7 +209,8 @@ def run_lines(folder: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[str
     width = max(len(row["name"]) for row in rows)
     lines = []
     for row in rows:
-        found = "-" if row["params"] is None else f"{row['params']:>11,} parameters  {row['test_accuracy']:6.2f} %"
+        known = row["params"] is not None and row["test_accuracy"] is not None
+        found = f"{row['params']:>11,} parameters  {row['test_accuracy']:6.2f} %" if known else "-"
         lines.append(f"{row['name']:<{width}}  {row['state']:<10}  {row['method'] or '?':<10}  {found}")
     return lines
 

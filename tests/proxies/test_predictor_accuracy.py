@@ -159,7 +159,7 @@ def test_pooled_is_seeded_and_needs_pairs_of_like_size():
 
 def test_the_predictor_that_comes_along_says_where_it_is_from():
     model = default()
-    assert sum(model.facts["tables"].values()) == 1151 and "benchmarks/ranking.py" in model.facts["command"]
+    assert sum(model.facts["tables"].values()) == 1151 and "benchmarks/ranking/ranking.py" in model.facts["command"]
     arch = FAMILIES["vit"].archs["autoformer-t"].arch
     (mean,), (sd,) = model.predict([arch], dict(named_space("autoformer-t").settings))
     assert np.isfinite(mean) and sd > 0

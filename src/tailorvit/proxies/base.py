@@ -75,6 +75,7 @@ class Proxy:
     batch: int = 1  # images in a batch unless the settings say otherwise
     together: Together | None = None  # scores from the parts of all candidates, for a proxy that only ranks a set
     least_batch: int = 1  # 2 for a proxy that compares images
+    experimental: bool = False
 
 
 class Refused(TailorError):
