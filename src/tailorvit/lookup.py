@@ -241,10 +241,12 @@ def version(package: str) -> str:
     """An installed package's version, or absent."""
     from importlib import metadata
 
+    if package == "tailorvit":
+        return __version__  # of the code that runs; another one may be installed
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return __version__ if package == "tailorvit" else "absent"  # run from source, not installed
+        return "absent"
 
 
 def versions() -> dict[str, str]:
