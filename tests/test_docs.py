@@ -19,8 +19,8 @@ from tailorvit import cli
 from tailorvit.config import Config, configure, read_recipe, recipe_names
 from tailorvit.costs.limits import METRICS
 from tailorvit.families.vit.plain import ViTSettings
-from tailorvit.tiny import tiny
 from tailorvit.search import SEARCHERS
+from tailorvit.tiny import tiny
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])

@@ -30,7 +30,7 @@ def make_network(folder: Path, classes: tuple[str, ...], seed: int = 0) -> Path:
     vit, fixed = family("vit"), {**FIXED, "classes": len(classes)}
     arch = vit.arch({"family": "vit", "depth": 2, "embed": 16, "heads": 2, "mlp": 2})
     torch.manual_seed(seed)
-    model = vit.build(vit.shared(fixed), arch)
+    model = vit.build(vit.settings(fixed), arch)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn_like(p) * 0.5)
@@ -204,7 +204,7 @@ def test_unreadable_images_are_left_out_and_named(network, tmp_path):
         ("nowhere", "photos", "There is no folder 'nowhere'"),
         ("none.onnx", "photos", "There is no ONNX file 'none.onnx'"),
         ("photos", "photos", "'photos' holds no finished network"),
-        ("network", "nothing", "There is no 'nothing'; give a folder"),
+        ("network", "nothing", "There is no 'nothing'; data can be: digits"),
         ("network", "empty", "'empty' has no class folders"),
         ("network", "photos/cat/0.png", r"is a '\.png' file"),
     ],

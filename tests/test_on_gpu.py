@@ -247,7 +247,7 @@ def test_a_killed_training_resumes_to_the_same_weights(kind: str, precision: str
 def test_every_family_trains_and_evaluates(name: str) -> None:
     entry = family(name)
     space = entry.shrink(next(iter(entry.spaces.values())))
-    shared = entry.shared(dict(space.settings))
+    shared = entry.settings(dict(space.settings))
     images = Images(shared.channels, shared.image_size, 16)
     model = entry.supernet(space)
     trained(model, SinglePath(space), images, precision="bf16")

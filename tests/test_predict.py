@@ -41,7 +41,7 @@ def network(tmp_path_factory) -> Path:
     vit = family("vit")
     arch = vit.arch({"family": "vit", "depth": 2, "embed": 16, "heads": 2, "mlp": 2})
     torch.manual_seed(0)
-    model = vit.build(vit.shared(FIXED), arch)
+    model = vit.build(vit.settings(FIXED), arch)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn_like(p) * 0.5)

@@ -71,10 +71,12 @@ def score(
             rows += scorer(archs[at : at + CHUNK * workers])
             progress(len(rows), len(archs))
     rows = sorted(rescored(rows), key=lambda r: -r.rank_value(settings.names[0]))
+    shared = {k: list(v) if isinstance(v, tuple) else v for k, v in space.settings}
     return {
         "name": name,
         "family": space.family,
-        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in space.settings},
+        "settings": shared,
+        "fixed": shared,  # the name of the key until 0.1
         "proxies": [{"name": p.name, "higher": p.higher, "summary": p.summary} for p in proxies],
         "inits": settings.inits,
         "seed": seed,
@@ -86,10 +88,10 @@ def score(
 
 def _space_of(name: str) -> tuple[Space, Arch | None]:
     """A space by name or TOML file; or an architecture with the smallest space around it."""
-    spaces = {n: s for f in FAMILIES.values() for n, s in f.spaces.items()}
+    spaces = {n: s for f in FAMILIES.working() for n, s in f.spaces.items()}
     if name in spaces or name.endswith(".toml"):
         return read_space(name), None
-    archs = {n for f in FAMILIES.values() for n in f.archs}
+    archs = {n for f in FAMILIES.working() for n in f.archs}
     if name not in archs and not name.endswith(".json"):
         raise unknown("architecture or space", name, {*archs, *spaces})
     arch, shared = read_arch(name)

@@ -19,7 +19,7 @@ ARCH = Arch("vit", depth=2, embed=12, heads=(2, 3), mlp=(2, 2))
 def network(classes: int = 3, size=(8, 8), channels: int = 1, arch: Arch = ARCH, **fixed):
     """Weights at which every part matters: biases are zero and tables tiny at birth."""
     vit = family("vit")
-    shared = vit.shared(
+    shared = vit.settings(
         {"image_size": size, "patch": 2, "channels": channels, "classes": classes, "head_dim": 4, "reach": 2, **fixed}
     )
     torch.manual_seed(0)

@@ -94,7 +94,10 @@ def test_the_cost_of_what_a_run_found(call, finished):
 
 
 def test_an_export_without_a_card_is_not_called_an_unfinished_run(call, finished, photos, tmp_path):
-    for name, words in (("network.onnx", "predict reads 'network.onnx' itself"), ("network.pt2", "give the run's folder")):
+    for name, words in (
+        ("network.onnx", "predict reads 'network.onnx' itself"),
+        ("network.pt2", "give the run's folder"),
+    ):
         place = tmp_path / name.partition(".")[2]
         place.mkdir()
         (place / name).write_bytes(b"")

@@ -263,4 +263,4 @@ def test_a_run_with_resident_images_repeats_exactly(tmp_path, monkeypatch):
     monkeypatch.setattr("tailorvit.data.dataset.placement", lambda *_: "resident")
     (first, weights, messages), (second, repeated, _) = (run_once(tmp_path / str(i)) for i in range(2))
     assert first["test_accuracy"] == second["test_accuracy"] and weights == repeated != host
-    assert len(messages) == 1 and messages[0].startswith("training images are kept on cpu as bytes (")
+    assert len(messages) == 1 and messages[0].startswith("Training images are kept on cpu as bytes (")

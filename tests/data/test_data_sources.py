@@ -322,9 +322,8 @@ def test_the_real_fashion_mnist():
 
 @pytest.fixture
 def stripes(monkeypatch):
-    """The example of docs/data.md, which adds itself to the table."""
-    monkeypatch.setattr(sources, "SOURCES", dict(SOURCES))
-    monkeypatch.setattr("tailorvit.data.SOURCES", sources.SOURCES)
+    """The example of docs/data.md, which registers itself."""
+    monkeypatch.setattr(SOURCES, "added", {})
     page = Path(__file__).parents[2] / "docs" / "data.md"
     block = re.search(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
     names = {}
@@ -342,7 +341,7 @@ def test_a_source_from_outside(stripes, monkeypatch):
         open_data("stripes:x")
     with pytest.raises(TailorError, match=r"There is no 'stripe'; data can be: .*, stripes"):
         open_data("stripe")
-    monkeypatch.setitem(sources.SOURCES, "broken", DataSource("broken", "returns an array", lambda rest: IMAGES))
+    monkeypatch.setitem(SOURCES.added, "broken", DataSource("broken", "returns an array", lambda rest: IMAGES))
     with pytest.raises(TailorError, match="'broken' returned a ndarray, not an ImageSet"):
         open_data("broken")
 
@@ -376,7 +375,7 @@ def test_a_source_from_outside_may_recognise_paths(stripes, monkeypatch, tmp_pat
     files = DataSource(
         "stripe-file", "the side in a file", read, "FILE.stripes", lambda path: path.suffix == ".stripes"
     )
-    monkeypatch.setitem(sources.SOURCES, "stripe-file", files)
+    monkeypatch.setitem(SOURCES.added, "stripe-file", files)
     (tmp_path / "a.stripes").write_text("12")
     assert open_data(str(tmp_path / "a.stripes")).image_size == (12, 12)
     with pytest.raises(TailorError, match=r"There is no 'stripe-file'; data can be: .*, FILE\.stripes"):

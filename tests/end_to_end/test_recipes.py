@@ -81,7 +81,9 @@ def test_other_ways_to_go(sets, tmp_path):
     # Everything at its default; for a repair a space whose largest member has 174k parameters.
     text = 'space = "vit-8px"\n[limits]\nmax_params = "90k"\n' if "s4.repair=slope" in sets else ""
     (tmp_path / "mine.toml").write_text(text)
-    tailorvit.run(str(tmp_path / "mine.toml"), out=tmp_path / "run", tiny=True, settings=[*quick, *sets], progress="quiet")
+    tailorvit.run(
+        str(tmp_path / "mine.toml"), out=tmp_path / "run", tiny=True, settings=[*quick, *sets], progress="quiet"
+    )
     facts = check(tmp_path / "run")
     assert ("baseline=false" in sets) == (facts["baseline"] is None)
     with Run.open(tmp_path / "run", lock=False) as run:

@@ -24,7 +24,7 @@ def test_a_network_and_its_count_agree_on_it(ratio):
     one, fixed = family("vit"), {"image_size": (8, 8), "patch": 4, "channels": 1, "classes": 3, "head_dim": 8}
     for embed in (10, 30, 50):
         arch = one.arch({"family": "vit", "depth": 2, "embed": embed, "heads": 1, "mlp": ratio})
-        made = one.build(one.shared(fixed), arch)
+        made = one.build(one.settings(fixed), arch)
         assert sum(p.numel() for p in made.parameters()) == Counter("vit", fixed).params(arch)
         assert made.blocks[0].mlp.fc1.out_features == int(embed * Fraction(str(ratio)))
 
@@ -37,5 +37,5 @@ def test_every_family_counts_decimal_ratios_as_it_builds_them(name):
         for arch in (space.smallest(), space.largest()):
             genes = {k: (ratio,) * len(v) if isinstance(v, tuple) else ratio for k, v in arch.items() if "mlp" in k}
             changed = arch.replace(**genes)
-            made = one.build(one.shared(dict(space.settings)), changed)
+            made = one.build(one.settings(dict(space.settings)), changed)
             assert sum(p.numel() for p in made.parameters()) == Counter(name, dict(space.settings)).params(changed)

@@ -33,7 +33,7 @@ def test_a_proxy_from_outside_is_a_record(monkeypatch):
         return {"score": float(task.network().head.weight.detach().abs().min()), "blocks": 1.0}
 
     mine = Proxy("mine", "smallest weight of the head", "made up", False, "forward", "nothing", smallest_head)
-    monkeypatch.setattr("tailorvit.proxies.PROXIES", {**PROXIES, "mine": mine})
+    monkeypatch.setitem(PROXIES.added, "mine", mine)
     facts = score("vit-8px", ProxySettings(("mine", "params"), inits=2), n=5)
     values = [r["scores"]["mine"] for r in facts["rows"]]
     assert values == sorted(values) and len(set(values)) > 1, "the smallest is best"
@@ -45,7 +45,7 @@ def test_the_documented_proxy_works(monkeypatch):
     names: dict = {}
     exec(re.search(r"^```python\n(.*?)^```$", page, re.M | re.S)[1], names)
     mine = names["GRAD_NORM"]
-    monkeypatch.setattr("tailorvit.proxies.PROXIES", {**PROXIES, mine.name: mine})
+    monkeypatch.setitem(PROXIES.added, mine.name, mine)
     for space in ("vit-8px", "pit-8px", "ladder-8px"):
         rows = score(space, ProxySettings((mine.name,)), n=2)["rows"]
         assert all(r["scores"][mine.name] > 0 and r["problems"] == {} for r in rows)
@@ -53,11 +53,12 @@ def test_the_documented_proxy_works(monkeypatch):
 
 def test_one_architecture_and_real_images(tmp_path):
     arch = {"family": "vit", "depth": 2, "embed": 32, "heads": [2, 2], "mlp": [2, 3]}
-    fixed = {"image_size": [8, 8], "patch": 2, "channels": 1, "head_dim": 16, "classes": 4}
-    (tmp_path / "a.json").write_text(json.dumps({"arch": arch, "fixed": fixed}))
+    shared = {"image_size": [8, 8], "patch": 2, "channels": 1, "head_dim": 16, "classes": 4}
+    (tmp_path / "a.json").write_text(json.dumps({"arch": arch, "settings": shared}))
     facts = score(str(tmp_path / "a.json"), ProxySettings(("snip", "te"), batch=12), data="digits")
     (row,) = facts["rows"]
-    assert facts["fixed"]["classes"] == 10, "the data's"
+    assert facts["settings"]["classes"] == 10, "the data's"
+    assert facts["fixed"] == facts["settings"], "the key was 'fixed' until version 0.1"
     assert row["scores"]["snip"] > 0 and row["scores"]["te"] is None
     assert any("1 without a score: te ranks candidates" in line for line in lines(facts))
     noisy = score(str(tmp_path / "a.json"), ProxySettings(("snip",), batch=12, noise=True), classes=10)

@@ -233,7 +233,7 @@ def test_no_tensors_make_an_empty_buffer() -> None:
 def test_copies_follow_weights_and_gradients_come_back_in_the_networks_order() -> None:
     vit = family("vit")
     space = vit.spaces["vit-8px"]
-    model = vit.build(vit.shared(dict(space.settings)), space.smallest())
+    model = vit.build(vit.settings(dict(space.settings)), space.smallest())
     half = HalfWeights(model)
     named = dict(model.named_parameters())
     assert "blocks.0.mlp.fc1.weight" in half.copies and "blocks.0.norm1.weight" not in half.copies
