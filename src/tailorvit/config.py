@@ -317,6 +317,8 @@ def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
         if design == "plane":
             raise _gone("s4.design", version)
         s4["survey"] = s4.get("survey", 24) if design == "survey" else 0  # a survey is asked for by its size
+    if isinstance(space := found.get("space"), dict) and "fixed" in space:
+        space["settings"] = space.pop("fixed")
     if isinstance(proxy := tables["proxy"], dict) and {"names", "reading"} & set(proxy):  # the first name decided
         proxy["name"] = _dss_variant(proxy.pop("names", ["dss"])[0], proxy.pop("reading", "fixed"))
     if isinstance(seek := tables["seek"], dict) and "reading" in seek:

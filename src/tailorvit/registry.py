@@ -63,7 +63,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The record of that name, or the default; an unknown name is a TailorError elsewhere, not a KeyError."""
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401
 
     def _load(self, name: str) -> T:
         if name in self._own:

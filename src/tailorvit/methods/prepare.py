@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from tailorvit.methods.first_space import data_settings, default_limit, fixed_ar
 from tailorvit.methods.released import space_of_released
 from tailorvit.methods.session import Plan
 from tailorvit.methods.trunk import tower_of, trunk_data
+from tailorvit.search import SEARCHERS
 from tailorvit.space import Space
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     """Check names, device, data, space and limits, and resolve them. A resumed run brings its stored splits."""
     METHODS[config.method]
     family(config.family)
+    _require_packages(config)
     device = usable_device(config.device)
     start = start or read_start(config)
     data, pixels = _read_data(config, saved_splits, start, device)
@@ -61,6 +64,16 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
 
 def _searches(config: Config) -> bool:
     return config.method not in ("fixed", "finetune")
+
+
+def _require_packages(config: Config) -> None:
+    """Optional packages the recipe asks for: their absence would end the run after its first training."""
+    wanted = [("tensorboard = true", ("tensorboard", "tailorvit[tensorboard]"))] if config.tensorboard else []
+    if _searches(config) and (needs := SEARCHERS[config.searcher].needs):
+        wanted.append((f"The {config.searcher} search", needs))
+    for what, (module, requirement) in wanted:
+        if find_spec(module) is None:
+            raise TailorError(f"{what} needs the package {module}: pip install '{requirement}'.")
 
 
 def usable_device(name: str) -> str:

@@ -332,10 +332,8 @@ class StageSink(Sink):
 
 
 def _tensorboard(session: Session, stage: str) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise TailorError("tensorboard = true needs the package: pip install 'tailorvit[tensorboard]'.") from None
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(session.run.folder / "tensorboard" / stage))
 
 

@@ -310,7 +310,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
             raise TailorError(f"'{place}' was given twice; each run counts once.")
         seen.add(place.resolve())
     every = [collect(place) for place in places]
-    flat = [_flat(f.settings) for f in every]
+    flat = [_flat(_current_keys(f.settings)) for f in every]
     kinds = [_experiment(f, keys) for f, keys in zip(every, flat, strict=True)]
     order = list(dict.fromkeys(kinds))
     rows = _each_seed_once(
@@ -353,6 +353,16 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
         else:
             flat[name] = dumps(value) if isinstance(value, bool | int | float | list | None) else str(value)
     return flat
+
+
+def _current_keys(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe in today's keys with all defaults, so that runs of different versions can be one group."""
+    from tailorvit.config import configure, modernised
+
+    try:
+        return asdict(configure(modernised(settings, "an older version")))
+    except (TailorError, TypeError, LookupError):  # damaged, or with keys that are gone: compared as it is
+        return settings
 
 
 def _matters(key: str) -> bool:

@@ -114,6 +114,7 @@ class SearchMethod:
     settings: type[Any]  # the dataclass of its settings, which are recipe keys under [search]
     finds: Literal["best", "front"]  # one most accurate network, or a front of accuracy against a cost
     tiny: Mapping[str, int]  # settings that take seconds, for the tiny form of any recipe
+    needs: tuple[str, str] | None = None  # a module it imports when it starts, and what to install with pip for it
     experimental: bool = False
 
 

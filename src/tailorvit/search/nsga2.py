@@ -153,4 +153,5 @@ NSGA2 = SearchMethod(
     Nsga2Settings,
     "front",
     {"population": 6, "generations": 2},
+    needs=("pymoo", "tailorvit[front]"),
 )
