@@ -1,4 +1,4 @@
-"""The example plug-in, installed as a user would install it: nothing in the package names it, and everything serves it."""
+"""The example plug-in, installed as a user would: nothing in the package names it, and everything serves it."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ def test_wrong_settings_are_named(key, value):
 
 def test_too_many_dimensions_are_refused_before_all_neighbours_are_made():
     wide = Space("vit", tuple(Dim(f"d{i}", (1, 2)) for i in range(20)))
-    with pytest.raises(TailorError, match="n = 20 dimensions. The most is 10"):
+    with pytest.raises(TailorError, match=r"n = 20 dimensions\. The most is 10"):
         moves(wide, FREE)
 
 
