@@ -8,9 +8,11 @@ import pytest
 
 from tailorvit.api import recipe_for
 from tailorvit.config import (
+    RETIRED,
     Config,
     configure,
     merged,
+    modernised,
     overrides,
     parse_recipe,
     read_recipe,
@@ -18,8 +20,10 @@ from tailorvit.config import (
     to_toml,
 )
 from tailorvit.errors import TailorError
+from tailorvit.families import named_space
 from tailorvit.search.evolution import PRESETS, EvolutionSettings
 from tailorvit.search.random_search import RandomSettings
+from tailorvit.space import Space
 from tailorvit.tiny import tiny
 
 recipes = pytest.mark.parametrize("name", recipe_names())
@@ -258,3 +262,121 @@ def test_a_table_that_is_none_is_named_in_the_tiny_form_too():
 def test_data_may_be_a_path():
     assert recipe_for(data=Path("photos")).data.source == "photos"
     assert recipe_for(data=Path("digits")) == recipe_for(data="digits")
+
+
+# -- recipes stored by older versions ---------------------------------------------------------------------------------
+
+USED_BY = {"s4": {"method": "s4"}, "s3": {"method": "s3"}, "hat": {"method": "hat"}, "proxy": {"method": "tf-tas"}}
+USED_BY["seek"] = {"method": "s4", "seek": {"evaluator": "dss"}}
+PLACES = [(key, key) for key in RETIRED] + [(f"final.{key}", key) for key in RETIRED if key.startswith("train.")]
+
+
+def stored(path: str, value: object) -> dict:
+    """A recipe of a run that used the table of a key."""
+    owner = path.removeprefix("final.").partition(".")[0]
+    return merged(USED_BY.get(owner, {}), overrides({path: value}))
+
+
+@pytest.mark.parametrize(("path", "key"), PLACES)
+def test_a_retired_key_is_dropped_at_its_default_and_refused_otherwise(path, key):
+    default = RETIRED[key]
+    assert configure(modernised(stored(path, default), "0.1.0")) == configure(stored(path, default) | without(path))
+    other = not default if isinstance(default, bool) else "other" if isinstance(default, str) else 7
+    with pytest.raises(TailorError) as caught:
+        modernised(stored(path, other), "0.1.0")
+    text = str(caught.value)
+    assert "TailorViT 0.1.0" in text and f"'{path}'" in text and text.endswith(".") and "\n" not in text
+    with pytest.raises(TailorError, match="Unknown recipe key"):
+        configure(stored(path, default))
+
+
+def without(path: str) -> dict:
+    """The table of a key as it is today, in a recipe that uses it."""
+    table = path.removeprefix("final.").partition(".")[0]
+    return {"final": {}} if path.startswith("final.") else {table: USED_BY.get(table, {}).get(table, {})}
+
+
+def test_every_retired_key_had_an_owner_that_is_still_there():
+    today = configure({})
+    for key in RETIRED:
+        table, _, name = key.partition(".")
+        assert not hasattr(getattr(today, table), name), key
+
+
+@pytest.mark.parametrize("path", ["s4.momentum", "s3.estimator", "hat.quantile", "proxy.inits", "seek.samples"])
+def test_a_retired_key_that_the_run_never_read_does_not_matter(path):
+    """The tiny form of version 0.1 stored seek.samples = 12 with every run."""
+    for method in ("autoformer", "fixed"):
+        recipe = merged({"method": method}, overrides({path: 12}))
+        assert configure(modernised(recipe, "0.1.0")) == configure({"method": method})
+    assert configure(modernised({"method": "s4", "seek": {"samples": 12}}, "0.1.0")) == configure({"method": "s4"})
+
+
+@pytest.mark.parametrize("key", ["p_depth", "per_gene", "elitist", "prefilter", "ask"])
+def test_retired_keys_of_searchers_are_refused(key):
+    with pytest.raises(TailorError, match=rf"TailorViT 0\.1\.0 and uses 'search\.{key}', which later versions"):
+        modernised({"search": {"name": "evolution", key: 0.3}}, "0.1.0")
+
+
+def test_learning_rates_scaled_by_the_batch_are_written_out():
+    old = {
+        "train": {"lr": 1e-3, "batch": 256, "lr_scaling": "batch512"},
+        "final": {"train": {"lr": 2e-3, "batch": 1024}},
+    }
+    old["final"]["train"]["lr_scaling"] = "batch512"
+    config = configure(modernised(old, "0.1.0"))
+    assert (config.train.lr, config.final.train.lr) == (0.5e-3, 4e-3)
+    old["train"]["lr_scaling"] = old["final"]["train"]["lr_scaling"] = "none"
+    config = configure(modernised(old, "0.1.0"))
+    assert (config.train.lr, config.final.train.lr) == (1e-3, 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("old", "survey"),
+    [
+        ({"design": "pairs", "survey": 24}, 0),
+        ({"design": "survey", "survey": 30}, 30),
+        ({"design": "survey"}, 24),
+        ({}, 0),
+    ],
+)
+def test_designs_of_s4_become_the_size_of_the_survey(old, survey):
+    assert configure(modernised({"method": "s4", "s4": old}, "0.1.0")).s4.survey == survey
+
+
+def test_what_is_gone_with_its_name():
+    with pytest.raises(TailorError, match=r"TailorViT 0\.1\.0 and uses 's4\.design'"):
+        modernised({"method": "s4", "s4": {"design": "plane"}}, "0.1.0")
+    assert configure(modernised({"method": "s3", "s4": {"design": "plane"}}, "0.1.0")).s4.survey == 0
+    with pytest.raises(TailorError, match=r"TailorViT 0\.1\.0 and uses 'seek\.evaluator = 'tuned''"):
+        modernised({"method": "s3", "seek": {"evaluator": "tuned"}}, "0.1.0")
+    assert configure(modernised({"method": "fixed", "seek": {"evaluator": "tuned"}}, "0.1.0")).seek.by_supernet
+
+
+def test_names_and_readings_become_one_proxy():
+    for reading, name in (("fixed", "dss"), ("paper", "dss_paper"), ("official", "dss_official")):
+        old = {
+            "proxy": {"names": ["dss", "snip"], "reading": reading},
+            "seek": {"evaluator": "dss", "reading": reading},
+        }
+        config = configure(modernised({"method": "tf-tas", **old}, "0.1.0"))
+        assert (config.proxy.name, config.seek.evaluator) == (name, name)
+    old = {"proxy": {"names": ["naswot"], "reading": "paper"}, "seek": {"evaluator": "supernet", "reading": "paper"}}
+    config = configure(modernised({"method": "tf-tas", **old}, "0.1.0"))
+    assert (config.proxy.name, config.seek.evaluator) == ("naswot", "supernet")
+
+
+def test_a_space_of_an_older_recipe_is_the_same_space():
+    space = named_space("vit-8px").to_dict()
+    old = {**space, "fixed": space["settings"]}
+    del old["settings"]
+    assert (
+        Space.from_dict(modernised({"space": old}, "0.1.0")["space"]) == Space.from_dict(space) == Space.from_dict(old)
+    )
+    assert "fixed" in old, "the recipe that was read stays as it is"
+
+
+@recipes
+def test_recipes_of_today_need_no_change(name):
+    recipe = parse_recipe(to_toml(configure(read_recipe(name))), name)
+    assert modernised(recipe, "0.2.0") == recipe

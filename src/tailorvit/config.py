@@ -295,6 +295,11 @@ RETIRED: Mapping[str, Any] = {
     "seek.final": "proxy",
 }
 
+# Stored only where a user wrote them.
+RETIRED_OF_SEARCH = frozenset(
+    ("p_depth", "p_global", "p_block", "p_cross", "redraw_same", "per_gene", "elitist", "prefilter", "ask")
+)
+
 
 def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
     """A stored recipe in today's keys. A run that used what is gone needs the version that wrote it."""
@@ -304,17 +309,21 @@ def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
         name: found.get(name) for name in ("data", "trunk", "train", "evaluate", "s4", "s3", "hat", "proxy", "seek")
     }
     tables["final.train"] = final.get("train") if isinstance(final, Mapping) else None
+    unused = _unused_tables(found)
     for where, table in tables.items():
         for key, default in RETIRED.items():
             owner, _, name = key.rpartition(".")
             owners = (where, where.removeprefix("final."))
-            if isinstance(table, dict) and owner in owners and table.pop(name, default) != default:
+            changed = isinstance(table, dict) and owner in owners and table.pop(name, default) != default
+            if changed and where not in unused:
                 raise _gone(f"{where}.{name}", version)
+    for key in RETIRED_OF_SEARCH & set(found.get("search", {})):
+        raise _gone(f"search.{key}", version)
     for name in ("train", "final.train"):
         if isinstance(table := tables[name], dict) and table.pop("lr_scaling", "none") == "batch512":
             table["lr"] = table["lr"] * table["batch"] / 512
     if isinstance(s4 := tables["s4"], dict) and (design := s4.pop("design", None)) is not None:
-        if design == "plane":
+        if design == "plane" and "s4" not in unused:
             raise _gone("s4.design", version)
         s4["survey"] = s4.get("survey", 24) if design == "survey" else 0  # a survey is asked for by its size
     if isinstance(space := found.get("space"), dict) and "fixed" in space:
@@ -323,7 +332,20 @@ def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
         proxy["name"] = _dss_variant(proxy.pop("names", ["dss"])[0], proxy.pop("reading", "fixed"))
     if isinstance(seek := tables["seek"], dict) and "reading" in seek:
         seek["evaluator"] = _dss_variant(seek.get("evaluator", "supernet"), seek.pop("reading"))
+    if isinstance(seek, dict) and seek.get("evaluator") == "tuned":
+        if found.get("method", "s4") in ("s4", "s3"):
+            raise _gone("seek.evaluator = 'tuned'", version)
+        del seek["evaluator"]
     return found
+
+
+def _unused_tables(recipe: Mapping[str, Any]) -> set[str]:
+    """The tables that a stored recipe holds and its run never read: their values cannot have changed anything."""
+    method, seek = recipe.get("method", "s4"), recipe.get("seek", {})
+    evaluator = seek.get("evaluator", "supernet") if isinstance(seek, Mapping) else "supernet"
+    by_score = method in ("s4", "s3") and evaluator not in ("supernet", "training", "tuned")
+    scored = {"proxy"} if by_score or method == "tf-tas" else set()
+    return {"s4", "s3", "hat", "proxy", "seek"} - {method, *scored, *(("seek",) if by_score else ())}
 
 
 def _dss_variant(name: str, reading: str) -> str:
