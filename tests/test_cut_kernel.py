@@ -17,7 +17,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton co
 HEAD = """
 import json
 import torch
-from tailorvit.elastic import compiled, cut_kernel
+from tailorvit.families.vit import compiled, cut_kernel
 
 def both(boxes, dtypes, masks, whole):
     ends = []

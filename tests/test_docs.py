@@ -51,7 +51,7 @@ def test_the_two_commands_are_one_line_each():
 
 
 def test_ci_runs_the_readmes_test_command(tmp_path):
-    """The script itself is run, with bash and ./check replaced by echoes of what they were asked."""
+    """The script itself is run, with bash and ./check replaced by echoes of their arguments."""
     (tmp_path / ".ci").mkdir()
     for name in ("README.md", ".ci/run"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
@@ -127,7 +127,7 @@ def test_python_blocks_compile(page):
 
 def test_the_searcher_to_add_works():
     from tailorvit.errors import InfeasibleError
-    from tailorvit.search import Entry, run_search
+    from tailorvit.search import run_search
     from tailorvit.testing.synthetic import Synthetic
 
     names: dict[str, object] = {}
@@ -142,24 +142,24 @@ def test_the_searcher_to_add_works():
         names["LocalSearch"](space, lambda arch: False, 0, settings).ask()
     with pytest.raises(tailorvit.TailorError, match="'batch' must be at least 1, not 0"):
         names["LocalSettings"](batch=0)
-    line = re.search(r"`(Entry\(.*?\))`", (ROOT / "docs" / "adding.md").read_text(encoding="utf-8"))
-    entry = eval(line[1], {**names, "Entry": Entry})
-    assert entry.settings(**entry.tiny) == names["LocalSettings"](8, 4)
+    record = names["LOCAL"]
+    assert record.settings(**record.tiny) == names["LocalSettings"](8, 4)
 
 
 def test_every_field_of_a_family_is_explained():
     from tailorvit.families import Family
 
-    section = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8").split("\n## ")[1]
-    told = re.findall(r"`(\w+)[(`]", " ".join(re.findall(r"^\| (`.*?`) \| ", section, re.M)))
-    assert sorted(told) == sorted(f.name for f in fields(Family))
+    sections = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8").split("\n## ")
+    section = next(s for s in sections if s.startswith("A family\n"))
+    explained = re.findall(r"`(\w+)[(`]", " ".join(re.findall(r"^\| (`.*?`) \| ", section, re.M)))
+    assert sorted(explained) == sorted(f.name for f in fields(Family))
 
 
 def test_doctor_knows_every_extra():
     from tailorvit.lookup import EXTRAS
 
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    wanted = {name: sorted(re.split(r"[<>=]", p)[0] for p in packages) for name, packages in told.items()}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wanted = {name: sorted(re.split(r"[<>=]", p)[0] for p in packages) for name, packages in extras.items()}
     del wanted["dev"]
     assert {name: sorted(packages) for name, packages in EXTRAS.items()} == wanted
 
@@ -178,7 +178,7 @@ def toml(value: object) -> str:
 
 
 def keys(kind: type, prefix: str = "") -> dict[str, str]:
-    """Every key with its default, table by table; final.train repeats train and limits are told apart."""
+    """Every key with its default, table by table; final.train repeats train, and limits have a test of their own."""
     found = {}
     for f in fields(kind):
         default = f.default if f.default is not MISSING else f.default_factory()
@@ -195,16 +195,16 @@ def rows(text: str) -> list[tuple[str, str]]:
 
 def test_every_recipe_key_is_explained_with_its_default():
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    told = rows(text)
+    explained = rows(text)
     expected = list(keys(Config).items())
     for entry in SEARCHERS.values():
         section = re.search(rf'^`name = "{entry.name}"`.*?(?=^`name|^## )', text, re.M | re.S)
         assert section is not None, entry.name
         assert dict(rows(section[0])) == keys(entry.settings, "search."), entry.name
         expected += keys(entry.settings, "search.").items()
-    expected += keys(ViTSettings, "fixed.").items()
+    expected += keys(ViTSettings, "settings.").items()
     assert len(expected) > 70
-    assert sorted(told) == sorted(expected)
+    assert sorted(explained) == sorted(expected)
 
 
 def test_every_limit_and_table_is_named():

@@ -302,7 +302,7 @@ def test_fixed_settings_are_replaced_not_changed():
         (lambda: Dim.from_dict("mlp", {"low": 1}), "needs 'choices', or 'low', 'high' and 'step'"),
         (lambda: Space("vit", (Dim("heads", (1,), scope="block"),)), "'heads' needs the dimension 'depth'"),
         (lambda: Space("vit", (Dim("embed", (1,)), Dim("embed", (2,)))), "name each dimension once"),
-        (lambda: Space.from_dict({"family": "vit", "dim": {}}), "no key 'dim'; it has family, fixed and dims"),
+        (lambda: Space.from_dict({"family": "vit", "dim": {}}), "no key 'dim'; it has family, settings and dims"),
         (lambda: Space.from_dict({"family": "vit", "dims": {}}), "at least one dimension"),
         (lambda: Space("vit", VIT.dims, (), (("depth", "embed"),)), "'depth' cannot be tied"),
         (lambda: Space("vit", VIT.dims, (), (("embed", "heads"),)), "'heads' cannot be tied"),

@@ -129,10 +129,10 @@ def pictures(space, n=2):
     return torch.randn(n, shared.channels, *shared.image_size, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("fixed", VARIANTS.values(), ids=list(VARIANTS))
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=list(VARIANTS))
 @torch.no_grad()
-def test_variants_agree_and_are_counted(fixed):
-    space = with_settings(SMALL, **fixed)
+def test_variants_agree_and_are_counted(settings):
+    space = with_settings(SMALL, **settings)
     model, x, rng = noisy(space), pictures(space), generator(0, "variants")
     count = Counter("shunted", dict(space.settings))
     for arch in [space.smallest(), space.largest(), space.sample(rng)]:
@@ -147,7 +147,7 @@ def test_variants_agree_and_are_counted(fixed):
 
 def slow(net, x):
     """The formulas once more, convolutions as sums over shifted pictures and attention query by query."""
-    state, shared, widths = net.state_dict(), net.shared, net.widths
+    state, shared, depth = net.state_dict(), net.shared, net.shape["depth"]
 
     def conv(x, name, stride=1, pad=0, depthwise=False):
         weight, side = state[f"{name}.weight"], state[f"{name}.weight"].shape[-1]
@@ -220,7 +220,7 @@ def slow(net, x):
         k = shared.reduce[s]
         while k > min(rows, columns):
             k //= 2
-        for i in range(shared.depth_base[s] + shared.depth_growth[s] * widths["depth"]):
+        for i in range(shared.depth_base[s] + shared.depth_growth[s] * depth):
             at = f"stages.{s}.blocks.{i}"
             x = x + attend(norm(x, f"{at}.norm1"), f"{at}.attn", rows, columns, shared.heads[s], k)
             h = linear(norm(x, f"{at}.norm2"), f"{at}.mlp.fc1")
@@ -293,18 +293,18 @@ def test_plain_network_as_timm_uses_it():
 )
 @pytest.mark.parametrize("params", [2e4, 1e6, 3e7])
 def test_settled_settings_are_accepted(size, params):
-    fixed = {"image_size": size, "channels": 3, "classes": 10, **settle(size, params)}
-    shared = SHUNTED.settings(fixed)
+    settings = {"image_size": size, "channels": 3, "classes": 10, **settle(size, params)}
+    shared = SHUNTED.settings(settings)
     assert min(min(g) for g in shared.grids) >= 2 and shared.reductions == shared.reduce
-    first = next(SHUNTED.auto(fixed))
-    assert Counter("shunted", fixed).params(first.smallest()) < params
+    first = next(SHUNTED.auto(settings))
+    assert Counter("shunted", settings).params(first.smallest()) < params
     if min(size) >= 224 and params > 3e6:
         ours = with_settings(named_space("s4-shunted"), image_size=size)
         assert shared == SHUNTED.settings({**dict(ours.settings), "classes": 10})
 
 
 @pytest.mark.parametrize(
-    ("fixed", "words"),
+    ("settings", "words"),
     [
         ({"image_size": (226, 224)}, "multiples of 4, not \\[226, 224\\]"),
         ({"reduce": (6, 4, 2, 1)}, "powers of two, not \\[6, 4, 2, 1\\]"),
@@ -312,14 +312,14 @@ def test_settled_settings_are_accepted(size, params):
         ({"heads": (3, 4, 8, 16)}, "must be even where keys are reduced, not 3 at a reduction of 8"),
         ({"stem_kernel": 4}, "must be odd, not 4"),
         ({"depth_growth": (0, 0, 3, 0)}, "Every shunted stage needs a block"),
-        ({"ratios": "third"}, "half, four or same, not 'third'"),
-        ({"stem": 0}, "'stem' must be a whole number of at least 1, not 0"),
+        ({"ratios": "third"}, "half or four or same, not 'third'"),
+        ({"stem": 0}, "'stem' must be a positive whole number, not 0"),
         ({"eps": 0.0}, "'eps' must be a small positive number"),
     ],
 )
-def test_refused_settings(fixed, words):
+def test_refused_settings(settings, words):
     with pytest.raises(TailorError, match=words):
-        with_settings(named_space("s4-shunted"), **fixed)
+        with_settings(named_space("s4-shunted"), **settings)
 
 
 def test_refused_architectures():
