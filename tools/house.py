@@ -3,6 +3,7 @@
 python tools/house.py                     the tree this file lies in, as a table
 python tools/house.py --root ../old       another checkout, for before and after
 python tools/house.py --json FILE         the same figures as JSON
+python tools/house.py table BEFORE AFTER  two such files side by side
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import tokenize
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +85,29 @@ print(json.dumps([*keys, *(f"space.settings.{name}" for name in sorted(names))])
 """
 
 
+def code_lines(path: Path) -> int:
+    """Lines that hold code: no blanks, comments or docstrings."""
+    text = path.read_text(encoding="utf-8")
+    prose = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    with path.open("rb") as file:
+        tokens = [t for t in tokenize.tokenize(file.readline) if t.type not in skip and t.type != tokenize.ENCODING]
+    return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - prose)
+
+
 def by_room(package: Path) -> dict[str, dict[str, int]]:
     """Python files and lines of every room, the top level first."""
     rooms: dict[str, dict[str, int]] = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).parts
-        room = rooms.setdefault(parts[0] if len(parts) > 1 else "(top)", {"files": 0, "lines": 0})
+        room = rooms.setdefault(parts[0] if len(parts) > 1 else "(top)", {"files": 0, "lines": 0, "code": 0})
         room["files"] += 1
+        room["code"] += code_lines(path)
         room["lines"] += len(path.read_text(encoding="utf-8").splitlines())
     return rooms
 
@@ -146,6 +165,7 @@ def measure(root: Path) -> dict[str, Any]:
         "rooms": rooms,
         "files": sum(room["files"] for room in rooms.values()),
         "lines": sum(room["lines"] for room in rooms.values()),
+        "code": sum(room["code"] for room in rooms.values()),
         "settings": recipe_keys(root),
         "tiny run": {"files": len({file for file, _ in run}), "functions": len(run)},
         "S4": {"files": len(s4), "lines": sum(lines.values()), "names": lines},
@@ -155,9 +175,10 @@ def measure(root: Path) -> dict[str, Any]:
 
 def show(figures: dict[str, Any]) -> str:
     """The figures as Markdown."""
-    rows = ["| room | files | lines |", "|---|---|---|"]
-    rows += [f"| {name} | {room['files']} | {room['lines']:,} |" for name, room in figures["rooms"].items()]
-    rows += [f"| all | {figures['files']} | {figures['lines']:,} |", ""]
+    rows = ["| room | files | lines | of them code |", "|---|---|---|---|"]
+    counts = {**figures["rooms"], "all": figures}
+    rows += [f"| {n} | {room['files']} | {room['lines']:,} | {room['code']:,} |" for n, room in counts.items()]
+    rows.append("")
     settings, run, s4 = figures["settings"], figures["tiny run"], figures["S4"]
     rows.append(
         f"Keys a recipe may set: {settings['all']}, or {settings['once']} where [final.train] counts once; "
@@ -172,8 +193,45 @@ def show(figures: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def side_by_side(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Two checkouts as Markdown."""
+
+    def pair(name: str, read: Callable[[dict[str, Any]], Any]) -> str:
+        cells = (f"{value:,}" if isinstance(value, int) else str(value) for value in (read(before), read(after)))
+        return f"| {name} | {' | '.join(cells)} |"
+
+    def room(name: str) -> Callable[[dict[str, Any]], str]:
+        def cell(figures: dict[str, Any]) -> str:
+            found = figures["rooms"].get(name)
+            return f"{found['lines']:,} in {found['files']}" if found else "-"
+
+        return cell
+
+    rows = ["| what | before | after |", "|---|---|---|", pair("files of `src`", lambda f: f["files"])]
+    rows += [pair("lines", lambda f: f["lines"]), pair("lines of code", lambda f: f["code"])]
+    rows.append(pair("keys a recipe may set", lambda f: f["settings"]["all"]))
+    rows.append(pair("the same, [final.train] counted once", lambda f: f["settings"]["once"]))
+    rows.append(pair("of these settings of families", lambda f: f["settings"]["of families"]))
+    rows.append(pair("files entered by `tailorvit run --tiny`", lambda f: f["tiny run"]["files"]))
+    rows.append(pair("functions entered", lambda f: f["tiny run"]["functions"]))
+    rows.append(pair("files of methods/ and seek/ that S4 enters", lambda f: f["S4"]["files"]))
+    rows.append(pair("their lines", lambda f: f["S4"]["lines"]))
+    rows.append(
+        pair("longest functions", lambda f: ", ".join(f"{r['function']} {r['lines']}" for r in f["longest functions"]))
+    )
+    rooms = sorted({*before["rooms"], *after["rooms"]})
+    return "\n".join(
+        [*rows, "", "| room | before: lines in files | after |", "|---|---|---|"]
+        + [pair(name, room(name)) for name in rooms]
+    )
+
+
 def main() -> None:
     """Print the table; write the figures where asked."""
+    if sys.argv[1:2] == ["table"]:
+        before, after = (json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[2:4])
+        print(side_by_side(before, after))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=HERE)
     parser.add_argument("--json", type=Path)

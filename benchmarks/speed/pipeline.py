@@ -80,7 +80,7 @@ def jpegs(root: Path, count: int, side: int) -> str:
 def rate(data: Data, batch: int, augment: Augment, device: torch.device, place: str, seconds: float) -> Row:
     """Images a second as a training loop would get them, after a warm-up; every kernel has finished at the end.
 
-    ``place`` is "kept" or "streamed", whatever the size of the data. ``host_ms`` is the time a step keeps the calling
+    ``place`` is "resident" or "streamed", whatever the size of the data. ``host_ms`` is the time a step keeps the calling
     thread before any waiting for the device.
     """
 
@@ -88,7 +88,7 @@ def rate(data: Data, batch: int, augment: Augment, device: torch.device, place: 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    data.place = lambda *_: place  # type: ignore[method-assign]
+    data.placement = lambda *_: place  # type: ignore[method-assign]
     batches = data.train_batches(batch, 0, augment, str(device))
     coming: Iterator[Any] = batches.iterate(0, 1_000_000)
     for _ in range(WARM if seconds >= 1 else 4):
@@ -122,7 +122,7 @@ def kept(
             data = open_data(arrays(Path(folder), (count or COUNT)[side], side), search_share=0.01)
             for batch in (b for s, b in cases if s == side):
                 for name, augment in presets(side).items():
-                    found = rate(data, batch, augment, device, "kept", seconds)
+                    found = rate(data, batch, augment, device, "resident", seconds)
                     rows.append({"images": "kept", "side": side, "augment": name, **found})
     return rows
 
