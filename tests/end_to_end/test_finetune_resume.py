@@ -29,10 +29,9 @@ def job(source: Path, folder: Path, kind: str) -> dict:
             "data": "digits",
             "image_size": 10,
             "out": str(folder),
-            "small": True,
+            "tiny": True,
             "seed": 3,
-            "sets": [*SETS, *KINDS[kind]],
-            "command": "test",
+            "settings": [*SETS, *KINDS[kind]],
         },
     }
 

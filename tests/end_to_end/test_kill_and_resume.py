@@ -15,14 +15,14 @@ from tailorvit.rng import generator
 from tailorvit.runs import Run
 
 # Every epoch a checkpoint, and a space that moves whatever the slopes say.
-REPAIR = 'space = "vit-8px"\n[limits]\nmax_params = "90k"\n'  # its largest member has 174k
+REPAIR = 'space = "vit-8px"\n[limits]\nmax_params = "90k"\n'  # its largest network has 174k
 RECIPE = """
 [train]
 lr = 2e-3
 checkpoint_seconds = 0
 drop_path = 0.1
 """
-SETS = ["s4.pairs=3", "s4.stop_at=-1"]
+SETS = ["s4.pairs=3"]
 KINDS = {
     "plain": [],
     "repair": ["s4.repair=slope", "s4.iterations=1"],
@@ -37,7 +37,7 @@ def options(folder: Path, kind: str) -> dict:
     recipe = folder.parent / "mine.toml"
     recipe.write_text((REPAIR if kind == "repair" else "") + RECIPE)
     sets = [*SETS, *KINDS[kind]]
-    return {"recipe": str(recipe), "out": str(folder), "small": True, "sets": sets, "seed": 3, "command": "test"}
+    return {"recipe": str(recipe), "out": str(folder), "tiny": True, "settings": sets, "seed": 3}
 
 
 def outcome(folder: Path) -> dict:
@@ -52,7 +52,7 @@ def outcome(folder: Path) -> dict:
             "decisions": run.decisions(),
             "epochs": [{k: v for k, v in e.items() if k != "images_per_second"} for e in run.epochs()],
             "stages": {e["stage"]: run.result(e["stage"]) for e in run.epochs()},
-            "told": [e["text"] for e in run.events("decision")],
+            "messages": [e["text"] for e in run.events("decision")],
         }
     weights = (folder / "network" / "network.safetensors").read_bytes()
     card = json.loads((folder / "network" / "network.json").read_text())

@@ -37,7 +37,7 @@ def check(folder: Path) -> dict:
     facts = json.loads((folder / "result.json").read_text())
     assert set(facts) >= KEYS
     arch = Arch.from_dict(facts["arch"])
-    assert Counter(arch.family, facts["fixed"]).both(arch) == (facts["params"], facts["macs"])
+    assert Counter(arch.family, facts["settings"]).both(arch) == (facts["params"], facts["macs"])
     for metric, bounds in facts["limits"].items():
         assert (bounds["min"] or 0) <= facts[metric] <= (bounds["max"] or float("inf"))
         if facts["baseline"] and metric in facts["baseline"]:
@@ -57,7 +57,7 @@ def check(folder: Path) -> dict:
 def test_the_tiny_form_of_every_recipe_runs(name, tmp_path):
     result = tailorvit.run(name, out=tmp_path / "run", tiny=True, progress="quiet")
     facts = check(tmp_path / "run")
-    assert facts == json.loads(json.dumps(result.facts))
+    assert facts == json.loads(json.dumps(dict(result)))
     if facts["method"] == "s4":
         assert facts["spaces"][0]["t"] == 0 and {"t", "repair", "dims", "largest"} <= set(facts["spaces"][0])
         with Run.open(tmp_path / "run", lock=False) as run:
@@ -132,7 +132,7 @@ def test_a_folder_of_pictures_from_start_to_prediction(squares, tmp_path, monkey
     tailorvit.resume(folder, progress="quiet")
     facts = check(folder)
     assert facts["data"]["classes"] == 3 and sum(facts["data"]["counts"].values()) == 60
-    assert facts["fixed"]["image_size"] == [32, 32] and facts["fixed"]["channels"] == 3
+    assert facts["settings"]["image_size"] == [32, 32] and facts["settings"]["channels"] == 3
 
     go(tmp_path / "whole")
     other = check(tmp_path / "whole")

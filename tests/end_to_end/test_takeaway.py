@@ -15,6 +15,7 @@ from tailorvit.methods import session as session_module
 from tailorvit.runs import Run
 
 SETS = ["train.epochs=1", "final.train.epochs=1", "s4.iterations=1", "final.candidates=2", "analysis.samples=5"]
+SETS += ["analysis.images=2"]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def finished(tmp_path_factory):
     return api.run(out=tmp_path_factory.mktemp("runs") / "run", tiny=True, settings=SETS, progress="quiet")
 
 
-def test_candidates_are_told_and_the_chosen_one_is_the_result(finished):
+def test_candidates_are_listed_and_the_chosen_one_is_the_result(finished):
     rows = finished["candidates"]
     (chosen,) = [r for r in rows if r["chosen"]]
     assert len(rows) == 2 and rows[0]["arch"] != rows[1]["arch"]
@@ -33,7 +34,7 @@ def test_candidates_are_told_and_the_chosen_one_is_the_result(finished):
 
 def test_blocks_and_the_rest_make_the_whole(finished):
     arch = Arch.from_dict(finished["arch"])
-    counter = Counter("vit", finished["fixed"])
+    counter = Counter("vit", finished["settings"])
     outside = [row for row in counter.parts(arch) if not row.part.startswith("blocks.")]
     blocks = finished["blocks"]
     assert [b["heads"] for b in blocks] == list(arch.many("heads"))
@@ -71,7 +72,7 @@ def test_a_run_that_fails_says_so_in_log_and_report(tmp_path, monkeypatch):
     assert "failed" in page and "the device caught fire" in page
 
 
-def test_a_failed_look_costs_no_result(tmp_path, monkeypatch):
+def test_a_failed_analysis_costs_no_result(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise TailorError("No picture today.")
 

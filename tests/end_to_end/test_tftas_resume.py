@@ -21,8 +21,7 @@ KINDS = {
 
 def options(folder: Path, kind: str) -> dict:
     recipe, sets = KINDS[kind]
-    every = [*SETS, *sets]
-    return {"recipe": recipe, "out": str(folder), "small": True, "sets": every, "seed": 3, "command": "test"}
+    return {"recipe": recipe, "out": str(folder), "tiny": True, "settings": [*SETS, *sets], "seed": 3}
 
 
 def outcome(folder: Path) -> dict:
@@ -32,9 +31,9 @@ def outcome(folder: Path) -> dict:
     assert result["proxy"].pop("seconds") > 0 and result["proxy"].pop("per_second") > 0
     with Run.open(folder, lock=False) as run:
         tables = [run.trials(), run.spaces(), run.slopes(), run.decisions()]
-        told = [(e["kind"], e["text"]) for e in run.events() if e["kind"] != "resume"]
+        messages = [(e["kind"], e["text"]) for e in run.events() if e["kind"] != "resume"]
     weights = (folder / "network" / "network.safetensors").read_bytes()
-    return {"result": result, "tables": tables, "told": told, "weights": weights}
+    return {"result": result, "tables": tables, "messages": messages, "weights": weights}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -40,7 +40,7 @@ SETS = ["s4.iterations=1", "s4.pairs=3", "data.limit=120", "train.epochs=1", "fi
 def options(folder: Path) -> dict:
     recipe = folder.parent / "ladder.toml"
     recipe.write_text(RECIPE)
-    return {"recipe": str(recipe), "out": str(folder), "small": True, "sets": [*SETS], "seed": 2, "command": "test"}
+    return {"recipe": str(recipe), "out": str(folder), "tiny": True, "settings": [*SETS], "seed": 2}
 
 
 def empty_cache() -> None:
@@ -72,7 +72,7 @@ def test_the_result_counts_decoder_and_trunk_separately(whole):
     inside = sum(t.numel() for n, t in state.items() if n.startswith("trunk."))
     assert inside == trunk["params"] and sum(t.numel() for t in state.values()) == inside + result["params"]
     assert (trunk["source"], trunk["tokens"], trunk["width"], trunk["layers"]) == ("random:tiny", 17, 32, 4)
-    assert result["fixed"]["image_size"] == [17, 32]
+    assert result["settings"]["image_size"] == [17, 32]
     assert tomllib.loads((folder / "recipe.toml").read_text())["data"]["image_size"] == [8, 8]
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "frozen trunk random:tiny (51.55k parameters" in page and "Parameters of the frozen trunk" in page
@@ -124,7 +124,7 @@ def test_another_trunk_under_the_same_name_is_refused(tmp_path, forks):
 
     tower(0)
     job = options(tmp_path / "run")
-    job["sets"] += [f"trunk.source={tmp_path / 'tower.safetensors'}"]
+    job["settings"] += [f"trunk.source={tmp_path / 'tower.safetensors'}"]
     assert forks.do("run", moment=40, **job)[0] == -signal.SIGKILL, forks.said()
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["data"]["image_size"] == [16, 16]
     tower(1)

@@ -91,7 +91,7 @@ def test_a_survey_trains_its_architectures_once_and_says_so(tmp_path, monkeypatc
         "slopes-0: 8 architectures are trained from scratch, 1 epoch(s) each."
     ]
     page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
-    assert "lie up to 2 steps around the space and serve every step" in page and "pairs each" not in page
+    assert "come from up to 2 steps around the space and serve every step" in page and "pairs each" not in page
     assert "trained 8 architectures by themselves and evaluated" in page
     inner, left = judges.trained_accuracy, [5]
 
