@@ -182,7 +182,7 @@ def space(
         row = facts[which]
         typer.echo(f"  {which:<9} {row['params']:>12,} parameters  {units.show(row['macs']):>8} MACs (papers' FLOPs)")
     if facts["limits"]:
-        typer.echo(f"  {100 * facts['fits']:.1f} % of {facts['samples']} sampled members fit the limits")
+        typer.echo(f"  {100 * facts['fits']:.1f} % of {facts['samples']} sampled architectures fit the limits")
     return None
 
 

@@ -84,7 +84,7 @@ class Space:
         return total
 
     def problem(self, arch: Arch) -> str | None:
-        """Why the arch is not a member, naming the dimension and its choices; None for a member."""
+        """Why the arch is not in the space, naming the dimension and its choices; None where it is."""
         if arch.family != self.family:
             return f"the architecture is of family '{arch.family}', the space of '{self.family}'"
         for key in set(arch) ^ set(self._by_key):
@@ -105,7 +105,7 @@ class Space:
         return None
 
     def contains(self, arch: Arch) -> bool:
-        """Whether the arch is a member."""
+        """Whether the arch is in the space."""
         return self.problem(arch) is None
 
     def check(self, arch: Arch) -> Arch:
@@ -118,7 +118,7 @@ class Space:
     # -- drawing ----------------------------------------------------------------------------------------------------
 
     def _fill(self, pick: Any) -> Arch:
-        """Build a member by asking ``pick(choices)`` once per value; depths come first, as block genes need them.
+        """Build an architecture by asking ``pick(choices)`` for each value; depths first, as block genes need them.
 
         Tied dimensions are asked for together, with their legal rows, where the first of them stands.
         """
@@ -149,11 +149,11 @@ class Space:
         return list(drawn)
 
     def smallest(self) -> Arch:
-        """The member with the lowest choice everywhere; of tied values the legal row with the least squares."""
+        """The architecture with the lowest choice everywhere; of tied values the legal row with the least squares."""
         return self._fill(lambda choices: min(choices, key=weight))
 
     def largest(self) -> Arch:
-        """The member with the highest choice everywhere; of tied values the legal row with the most squares."""
+        """The architecture with the highest choice everywhere; of tied values the legal row with the most squares."""
         return self._fill(lambda choices: max(choices, key=weight))
 
     def middle(self) -> Arch:
@@ -165,13 +165,13 @@ class Space:
         return arch
 
     def ends(self, top: bool = True) -> list[Arch]:
-        """The members of which one costs most, or least: without ties the largest or the smallest alone."""
+        """The architectures of which one costs most, or least: without ties the largest or the smallest alone."""
         arch, groups = self.largest() if top else self.smallest(), list(dict.fromkeys(self._tied.values()))
         rows = itertools.product(*(ties.ends(top) for ties in groups))
         return [arch.replace(**{k: v for t, r in zip(groups, row) for k, v in zip(t.keys, r)}) for row in rows]
 
     def hull(self) -> Arch:
-        """The highest choice everywhere, ties set aside: no member perhaps, but a supernet of this size holds all."""
+        """The highest choice everywhere, ties set aside; maybe not in the space, but this supernet holds all of it."""
         return self.largest().replace(**{key: self[key].high for key in self._tied})
 
     def with_value(self, arch: Arch, key: str, value: Value, rng: np.random.Generator) -> Arch:

@@ -37,7 +37,7 @@ class ShuntedSettings(NetworkSettings):
     image_size: Sides = (224, 224)
     channels: int = 3
     classes: int = 1000
-    stem: int = 64  # channels of the stem, the same in every member: its batch statistics fit them all
+    stem: int = 64  # channels of the stem, the same in every network: its batch statistics fit them all
     stem_kernel: int = 7
     stem_convs: Count = 1  # 3x3 convolutions between the first and the last of the stem
     stem_strides: tuple[int, ...] = (2, 2)  # of the stem's first and last convolution

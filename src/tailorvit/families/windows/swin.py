@@ -153,7 +153,7 @@ def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
 
 @dataclass(frozen=True)
 class SwinSettings(WindowSettings):
-    """What every member of a Swin space shares."""
+    """What every network of a Swin space shares."""
 
     heads: tuple[int, ...] = (3, 6, 12, 12)  # S4's; Swin itself has 24 in the last stage
     depths: tuple[int, ...] = (2, 2, 2)  # blocks of stages 1, 2 and 4

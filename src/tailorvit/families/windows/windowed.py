@@ -225,7 +225,7 @@ def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
 
 @dataclass(frozen=True)
 class WindowedSettings(WindowSettings):
-    """What every member of a windowed space shares."""
+    """What every network of a windowed space shares."""
 
     head_dim: int = 32
 
