@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -112,8 +113,11 @@ class FamilyContract:
     def torch_macs(self, space: Space, arch: Arch) -> float:
         """What torch's counter says; on the meta device, because fused attention counts as nothing on a CPU."""
         shared = counter(space).shared
-        with torch.device("meta"):
-            model = self.family.build(shared, arch).eval()
+        # Relative position is counted in its factored form; families with one execution take none, or ignore it.
+        takes_execution = "execution" in inspect.signature(self.family.build).parameters
+        how = {"execution": "factored"} if takes_execution else {}
+        with torch.device("meta"), torch.enable_grad():  # torch's counter follows gradients
+            model = self.family.build(shared, arch, **how).eval()
             x = torch.empty(1, shared.channels, *shared.image_size)
             with FlopCounterMode(display=False) as flops:
                 model(x)
@@ -402,7 +406,7 @@ class FamilyContract:
         with torch.inference_mode():
             torch.testing.assert_close(opened(x), model(x), atol=1e-4, rtol=1e-4)
             sides = [m.shape[-2:] for m in maps(x)]
-        rows = self.family.outline(model.shared, load(tmp_path).card.arch)
+        rows = self.family.outline(counter(self.smallest_space()).shared, load(tmp_path).card.arch)
         stages = {row["stage"] for row in rows} - {None}
         assert len(sides) == (len(stages) if stages else min(3, len(rows)))
         assert sides == sorted(sides, reverse=True)
