@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tailorvit
+from tailorvit import api
 from tailorvit.errors import TailorError
 from tailorvit.lookup import list_runs, run_lines
 from tailorvit.methods.session import StageSink
@@ -158,14 +159,28 @@ def test_arguments_are_named():
 
 
 def test_settings_may_be_a_list_or_a_mapping():
-    listed = tailorvit.api.recipe_for(settings=["train.epochs=5", "search.generations=2"])
-    assert listed == tailorvit.api.recipe_for(settings={"train.epochs": 5, "search.generations": 2})
+    listed = api.recipe_for(settings=["train.epochs=5", "search.generations=2"])
+    assert listed == api.recipe_for(settings={"train.epochs": 5, "search.generations": 2})
     assert listed.train.epochs == 5 and listed.search["generations"] == 2
 
 
 def test_limits_may_be_text_or_numbers():
     for size in ("60k", 60_000, 60e3):
-        assert tailorvit.api.recipe_for(limits={"max_params": size}).budget().high("params") == 60_000
+        assert api.recipe_for(limits={"max_params": size}).budget().high("params") == 60_000
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        ("/usr/bin/tailorvit", "tailorvit run --tiny"),
+        ("/site-packages/tailorvit/__main__.py", "tailorvit run --tiny"),
+        ("/site-packages/pytest/__main__.py", "pytest run --tiny"),
+        ("/home/me/my study.py", "'my study.py' run --tiny"),
+    ],
+)
+def test_a_run_notes_the_program_that_started_it(monkeypatch, program, command):
+    monkeypatch.setattr("sys.argv", [program, "run", "--tiny"])
+    assert api._command() == command
 
 
 # -- runs in a folder -------------------------------------------------------------------------------------------------

@@ -241,8 +241,9 @@ def _info(plan: Plan) -> dict[str, Any]:
 
 def _command() -> str:
     """What was typed, without the place of the program."""
-    name = Path(sys.argv[0]).name
-    return shlex.join(["tailorvit" if name == "__main__.py" else name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name  # python -m tailorvit
+    return shlex.join([name, *sys.argv[1:]])
 
 
 def _free_folder(config: Config) -> Path:
