@@ -23,6 +23,7 @@ import digits
 import dss
 import gpu
 import gpu_steps
+import house
 import ladder
 import ranking
 import slopes
@@ -39,6 +40,7 @@ PAGES = {
     ".": [claims],
     "cifar10": [cifar10],
     "digits": [digits],
+    "house": [house],
     "ladder": [ladder],
     "ranking": [ranking],
     "slopes": [slopes],

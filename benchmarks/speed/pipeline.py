@@ -80,7 +80,7 @@ def jpegs(root: Path, count: int, side: int) -> str:
 def rate(data: Data, batch: int, augment: Augment, device: torch.device, place: str, seconds: float) -> Row:
     """Images a second as a training loop would get them, after a warm-up; every kernel has finished at the end.
 
-    ``place`` is "resident" or "streamed", whatever the size of the data. ``host_ms`` is the time a step keeps the calling
+    ``place`` is "resident" or "streamed", whatever the data's size. ``host_ms`` is the time a step keeps the calling
     thread before any waiting for the device.
     """
 

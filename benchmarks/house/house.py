@@ -1,9 +1,9 @@
-"""Measure the house: lines and files by room, recipe keys, what a tiny run enters, the longest functions.
+"""How large is the house: lines and files by room, recipe keys, what a tiny run enters, the longest functions.
 
-python tools/house.py                     the tree this file lies in, as a table
-python tools/house.py --root ../old       another checkout, for before and after
-python tools/house.py --json FILE         the same figures as JSON
-python tools/house.py table BEFORE AFTER  two such files side by side
+python benchmarks/house/house.py                      # this checkout, as tables
+python benchmarks/house/house.py --root ../old        # another one
+python benchmarks/house/house.py --json FILE          # the same figures as JSON
+python benchmarks/house/house.py table                # the page's tables, from the stored results
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import fill, markdown, number, read
+
+HERE = Path(__file__).resolve().parent
 LONGEST = 8
 
 # Runs in a process of its own, so that another checkout's package can be measured: counts functions entered by file,
@@ -193,47 +196,63 @@ def show(figures: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def side_by_side(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Two checkouts as Markdown."""
+def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+    """Two checkouts side by side."""
+    longest = lambda f: ", ".join(f"{row['function']} {row['lines']}" for row in f["longest functions"])  # noqa: E731
+    reads: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "files of `src`": lambda f: f["files"],
+        "lines": lambda f: f["lines"],
+        "of them code": lambda f: f["code"],
+        "keys a recipe may set": lambda f: f["settings"]["all"],
+        "the same, `[final.train]` counted once": lambda f: f["settings"]["once"],
+        "of these settings of families": lambda f: f["settings"]["of families"],
+        "files that `tailorvit run --tiny` enters": lambda f: f["tiny run"]["files"],
+        "functions it enters": lambda f: f["tiny run"]["functions"],
+        "files of methods/ and seek/ that S4 enters": lambda f: f["S4"]["files"],
+        "their lines": lambda f: f["S4"]["lines"],
+        "longest functions, in lines": longest,
+    }
+    cell = lambda value: number(value) if isinstance(value, int) else str(value)  # noqa: E731
+    figures = [(name, cell(take(before)), cell(take(after))) for name, take in reads.items()]
 
-    def pair(name: str, read: Callable[[dict[str, Any]], Any]) -> str:
-        cells = (f"{value:,}" if isinstance(value, int) else str(value) for value in (read(before), read(after)))
-        return f"| {name} | {' | '.join(cells)} |"
+    def room(figures: dict[str, Any], name: str) -> str:
+        found = figures["rooms"].get(name)
+        return f"{number(found['lines'])} in {found['files']}" if found else "-"
 
-    def room(name: str) -> Callable[[dict[str, Any]], str]:
-        def cell(figures: dict[str, Any]) -> str:
-            found = figures["rooms"].get(name)
-            return f"{found['lines']:,} in {found['files']}" if found else "-"
+    rooms = [(n, room(before, n), room(after, n)) for n in sorted({*before["rooms"], *after["rooms"]})]
+    return {
+        "house": markdown(("what", "before", "after"), figures),
+        "rooms": markdown(("room", "lines in files before", "after"), rooms),
+    }
 
-        return cell
 
-    rows = ["| what | before | after |", "|---|---|---|", pair("files of `src`", lambda f: f["files"])]
-    rows += [pair("lines", lambda f: f["lines"]), pair("lines of code", lambda f: f["code"])]
-    rows.append(pair("keys a recipe may set", lambda f: f["settings"]["all"]))
-    rows.append(pair("the same, [final.train] counted once", lambda f: f["settings"]["once"]))
-    rows.append(pair("of these settings of families", lambda f: f["settings"]["of families"]))
-    rows.append(pair("files entered by `tailorvit run --tiny`", lambda f: f["tiny run"]["files"]))
-    rows.append(pair("functions entered", lambda f: f["tiny run"]["functions"]))
-    rows.append(pair("files of methods/ and seek/ that S4 enters", lambda f: f["S4"]["files"]))
-    rows.append(pair("their lines", lambda f: f["S4"]["lines"]))
-    rows.append(
-        pair("longest functions", lambda f: ", ".join(f"{r['function']} {r['lines']}" for r in f["longest functions"]))
-    )
-    rooms = sorted({*before["rooms"], *after["rooms"]})
-    return "\n".join(
-        [*rows, "", "| room | before: lines in files | after |", "|---|---|---|"]
-        + [pair(name, room(name)) for name in rooms]
-    )
+def speed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """Rows of gpu.py, measured on one machine one after the other."""
+    found = {(r["section"], r["what"], r["variant"]): r["img_s"] for r in before}
+    rows = []
+    for r in after:
+        old = found[r["section"], r["what"], r["variant"]]
+        change = f"{100 * (r['img_s'] / old - 1):+.1f} %"
+        rows.append((r["section"], r["what"], r["variant"], number(old), number(r["img_s"]), change))
+    return markdown(("section", "what", "variant", "img/s before", "after", "change"), rows)
+
+
+def tables() -> dict[str, str]:
+    """The page's tables."""
+    stored = {name: read(HERE / "results" / f"{name}.json") for name in ("before", "after", "gpu")}
+    return {
+        **before_and_after(stored["before"], stored["after"]),
+        "speed": speed(stored["gpu"]["before"], stored["gpu"]["after"]),
+    }
 
 
 def main() -> None:
-    """Print the table; write the figures where asked."""
-    if sys.argv[1:2] == ["table"]:
-        before, after = (json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[2:4])
-        print(side_by_side(before, after))
+    """Print the figures; write them where asked; or fill the page."""
+    if sys.argv[1:] == ["table"]:
+        fill(HERE / "README.md", tables())
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=HERE)
+    parser.add_argument("--root", type=Path, default=HERE.parents[1])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     figures = measure(options.root.resolve())
