@@ -83,7 +83,7 @@ def test_cases_of_whole_runs_are_valid_recipes(study):
 
 
 def test_cases_without_training_use_the_proxy_they_name():
-    for word, proxy in (("dss", "dss"), ("predictor", "predictor"), ("size", "params")):
+    for word, proxy in (("dss", "dss"), ("size", "params")):
         recipe, sets = digits.TRAINING_FREE[f"tf-tas, {word}"]
         assert f"'{proxy}'" in str(configure(merged(read_recipe(recipe), overrides(sets))).proxy)
 

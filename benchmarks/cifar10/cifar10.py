@@ -44,7 +44,6 @@ CASES: dict[str, Row] = {
     "s4": S4,
     "s4 warm": WARM,
     "s4 dss": {**S4, "seek": {"evaluator": "dss"}},
-    "s4 predictor": {**S4, "seek": {"evaluator": "predictor"}},
     "s4 sized by middle": {"s4": {**WARM["s4"], "sized_by": "middle"}},
     "s4 survey": {},
 }

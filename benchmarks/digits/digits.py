@@ -67,10 +67,8 @@ SUPERNET = [
 # of the architecture differs. "size" is the control: the largest network within the limits.
 TRAINING_FREE: dict[str, Case] = {
     "tf-tas, dss": ("tftas-digits", ["baseline=true"]),
-    "tf-tas, predictor": ("tftas-digits", ["baseline=false", "proxy.name=predictor"]),
     "tf-tas, size": ("tftas-digits", ["baseline=false", "proxy.name=params"]),
     "s4, dss": ("s4-dss-digits", ["baseline=false"]),
-    "s4, predictor": ("s4-dss-digits", ["baseline=false", "seek.evaluator=predictor"]),
     "s4, supernet": ("s4-dss-digits", ["baseline=false", *SUPERNET]),
 }
 NOT_SEARCH = ("final", "baseline", "analysis")  # stages after the search

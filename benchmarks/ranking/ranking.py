@@ -2,11 +2,10 @@
 
     python benchmarks/ranking/ranking.py TABLES --proxies dss                 # all rows
     python benchmarks/ranking/ranking.py TABLES --proxies snip,grasp,te_released,naswot --limit 60 --image-size 48
-    python benchmarks/ranking/ranking.py TABLES --predictor FILE              # make the package's predictor anew
     python benchmarks/ranking/ranking.py table                                # the page's tables, from stored results
 
 TABLES is the folder of the reference tables, which are not part of the project. The figures come from
-`tailorvit rank`; the predictor beside the proxies is fitted on the other tables.
+`tailorvit rank`. The stored results also have a predictor, a linear model of the shape that was removed since.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +29,10 @@ FREE = ("params", "macs", "depth")  # cost nothing and stand beside every score
 Row = dict[str, Any]
 
 
-def ranked(table: Path, proxies: Sequence[str], fit: Path, options: argparse.Namespace) -> list[Row]:
+def ranked(table: Path, proxies: Sequence[str], options: argparse.Namespace) -> list[Row]:
     """What `tailorvit rank` says about one table: a row for each score and accuracy."""
-    command = [sys.executable, "-m", "tailorvit", "rank", str(table), "--proxy", ",".join(["predictor", *proxies])]
-    command += ["--fit", str(fit), "--seeds", str(options.seeds), "--device", options.device, "--json"]
+    command = [sys.executable, "-m", "tailorvit", "rank", str(table), "--proxy", ",".join(proxies)]
+    command += ["--seeds", str(options.seeds), "--device", options.device, "--json"]
     for name, value in (("--limit", options.limit), ("--image-size", options.image_size)):
         command += [name, str(value)] if value else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -45,23 +42,11 @@ def ranked(table: Path, proxies: Sequence[str], fit: Path, options: argparse.Nam
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    """All scores on all tables; the predictor never sees the table it is judged on."""
-    from tailorvit.proxies.predictor import pooled
-    from tailorvit.proxies.tables import read_table
-
-    tables = {name: read_table(options.tables / f"{name}.json") for name in NAMES}
-    if options.predictor:
-        command = f"python benchmarks/ranking/ranking.py TABLES --predictor {options.predictor}"
-        model = pooled(list(tables.values()))
-        facts = {**model.facts, "date": machine()["date"], "command": command}
-        replace(model, facts=facts).save(options.predictor)
+    """All scores on all tables."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as place:
-        for name in NAMES:
-            fit = Path(place) / f"{name}.json"
-            pooled([t for other, t in tables.items() if other != name], bootstrap=0).save(fit)
-            rows += ranked(options.tables / f"{name}.json", options.proxies.split(","), fit, options)
-            print(f"{name} done", flush=True)
+    for name in NAMES:
+        rows += ranked(options.tables / f"{name}.json", options.proxies.split(","), options)
+        print(f"{name} done", flush=True)
     return rows
 
 
@@ -100,7 +85,6 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, help="pixels a side (default: the tables' own 224)")
     parser.add_argument("--seeds", type=int, default=1, help="initialisations")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--predictor", type=Path, help="also fit on all tables and write the predictor here")
     parser.add_argument("--quick", action="store_true", help="few rows, small images, nothing written")
     options = parser.parse_args()
     if options.quick:

@@ -298,13 +298,12 @@ def score(
 @app.command()
 def rank(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="JSON file of architectures with known accuracies.")],
-    proxy: Annotated[str, typer.Option(help="Proxies, with commas, e.g. dss,predictor.")] = "predictor",
+    proxy: Annotated[str, typer.Option(help="Proxies, with commas, e.g. dss,naswot.")] = "dss",
     target: Annotated[str | None, typer.Option(help="The accuracy to rank by (default: every one there is).")] = None,
     band: Annotated[str, typer.Option(help="Pairs within this share of parameters are of similar size.")] = "5%",
     seeds: Annotated[int, typer.Option(help="Initialisations to score with, one after the other.")] = 1,
     seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     limit: Annotated[int | None, typer.Option(help="At most this many rows, evenly picked.")] = None,
-    fit: Annotated[Path | None, typer.Option(help="Predict from this table or saved predictor instead.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images to score with, in pixels.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     figure: Annotated[Path | None, typer.Option(help="Also draw it, as an .svg file.")] = None,
@@ -316,7 +315,7 @@ def rank(
 
     check_figure(figure)
     options: dict[str, Any] = {"target": target, "band": band, "seeds": seeds, "seed": seed, "limit": limit}
-    found = rank_file(table, _words(proxy), fit=fit, image_size=image_size, device=device, **options)
+    found = rank_file(table, _words(proxy), image_size=image_size, device=device, **options)
     if figure is not None:
         typer.echo(f"Wrote {write_ranking(found, figure, target)}", err=True)
     if as_json:

@@ -12,8 +12,6 @@ from typer.testing import CliRunner
 
 from tailorvit import cli
 from tailorvit.errors import TailorError
-from tailorvit.proxies import Refused
-from tailorvit.proxies.predictor import Predictor, default
 from tailorvit.proxies.ranking import rank, rank_file, share, to_compute
 from tailorvit.proxies.tables import table_of
 from tailorvit.report.ranking import ranking_figure, write_ranking
@@ -52,8 +50,8 @@ def test_a_score_against_the_truth_is_worse():
 
 def test_every_target_or_the_one_named():
     table = table_of("t", vit_rows(30, form="vitbench"))
-    assert rank(table, ["predictor"], bootstrap=5).targets == ["c100_acc", "noise_acc"]
-    assert rank(table, ["predictor"], target="noise_acc", bootstrap=5).targets == ["noise_acc"]
+    assert rank(table, ["dss"], oracle(), bootstrap=5).targets == ["c100_acc", "noise_acc"]
+    assert rank(table, ["dss"], oracle(), target="noise_acc", bootstrap=5).targets == ["noise_acc"]
 
 
 def test_seeds_are_kept_apart_and_merged():
@@ -77,16 +75,16 @@ def test_rows_without_an_accuracy_are_left_out_for_it(tmp_path):
     rows = vit_rows(30, form="vitbench")
     for row in rows[:7]:
         row["c100_acc"] = None
-    found = rank_file(write(tmp_path / "t.json", rows), ["predictor"])
-    alone = rank_file(write(tmp_path / "u.json", rows[7:]), ["predictor"])
-    assert entry(found, "predictor", "c100_acc").agreement == entry(alone, "predictor", "c100_acc").agreement
+    found = rank_file(write(tmp_path / "t.json", rows), ["depth"])
+    alone = rank_file(write(tmp_path / "u.json", rows[7:]), ["depth"])
+    assert entry(found, "depth", "c100_acc").agreement == entry(alone, "depth", "c100_acc").agreement
     assert {e.agreement.rows for e in found.of("c100_acc")} == {23} and found.rows == 30
     assert {e.agreement.rows for e in found.of("noise_acc")} == {30}, "the other accuracy keeps them"
     note = "'c100_acc' is null in 7 of 30 rows, which are left out for it."
-    assert found.notes == (note,) and note in found.text() and "predictor (23 rows)" in found.text()
-    assert rank(table_of("t", rows), ["predictor"], target="noise_acc", bootstrap=2).notes == ()
-    nothing = rank(table_of("t", [{**r, "c100_acc": None} for r in rows]), ["predictor"], bootstrap=2)
-    assert entry(nothing, "predictor", "c100_acc").agreement.tau.value is None and "null in 30 of 30" in nothing.text()
+    assert found.notes == (note,) and note in found.text() and "depth (23 rows)" in found.text()
+    assert rank(table_of("t", rows), ["depth"], target="noise_acc", bootstrap=2).notes == ()
+    nothing = rank(table_of("t", [{**r, "c100_acc": None} for r in rows]), ["depth"], bootstrap=2)
+    assert entry(nothing, "depth", "c100_acc").agreement.tau.value is None and "null in 30 of 30" in nothing.text()
 
 
 def pit_row():
@@ -95,19 +93,6 @@ def pit_row():
         "fixed": {"image_size": 8, "patch": 2, "stride": 1},
         "accuracy": 3.0,
     }
-
-
-def test_a_family_the_predictor_refuses_keeps_its_other_scores():
-    class OnlyViT(Predictor):
-        def predict(self, archs, *rest):
-            if archs[0].family != "vit":
-                raise Refused("It has no widths.")
-            return super().predict(archs, *rest)
-
-    model = OnlyViT(default().model)
-    found = rank(table_of("t", [*tiny_rows(8), pit_row(), pit_row()]), ["predictor"], bootstrap=2, predictor=model)
-    assert entry(found, "predictor").agreement.rows == 8 and entry(found, "depth").agreement.rows == 10
-    assert found.notes == ("predictor has no score for 2 of 10 architectures: It has no widths.",)
 
 
 def test_mixed_families_are_scored_in_groups():
@@ -125,13 +110,11 @@ def test_refusals_come_before_any_scoring(tmp_path):
     path = write(tmp_path / "t.json", tiny_rows(4))
     cases = [
         ({"names": ["dds"]}, "Unknown proxy 'dds'. Did you mean 'dss'"),
-        ({"names": ["predictor", "nasswot"]}, "Unknown proxy 'nasswot'"),
+        ({"names": ["dss", "nasswot"]}, "Unknown proxy 'nasswot'"),
         ({"names": ["dss"], "target": "top1"}, "Unknown target 'top1'"),
         ({"names": ["dss"], "band": "wide"}, "'wide'"),
         ({"names": ["dss"], "band": "0"}, "above zero"),
         ({"names": ["dss"], "seeds": 0}, "at least 1"),
-        ({"names": ["dss"], "fit": path}, "--proxy predictor"),
-        ({"names": ["predictor"], "fit": tmp_path / "absent.json"}, "no table"),
     ]
     for options, words in cases:
         with pytest.raises(TailorError) as error:
@@ -141,17 +124,7 @@ def test_refusals_come_before_any_scoring(tmp_path):
 
 def test_bands_and_names_as_people_write_them():
     assert share("5%") == share(" 5 % ") == share("0.05") == pytest.approx(0.05)
-    assert to_compute(["predictor", "dss", "params", "naswot", "dss"]) == ["dss", "naswot"]
-
-
-def test_another_table_teaches_the_predictor(tmp_path):
-    """The same truth in other rows, and the opposite one: the answers follow what they were fitted on."""
-    path = write(tmp_path / "t.json", vit_rows(60))
-    found = []
-    for sign in (1, -1):
-        other = write(tmp_path / "other.json", [{**r, "top1": sign * r["top1"]} for r in vit_rows(80, seed=1)])
-        found.append(entry(rank_file(path, ["predictor"], fit=other), "predictor").agreement.band_tau.value)
-    assert found[0] > 0.3 and found[1] < -0.3
+    assert to_compute(["macs", "dss", "params", "naswot", "dss"]) == ["dss", "naswot"]
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -165,41 +138,31 @@ def run(*args):
 
 def test_real_proxies_from_the_command_line(tmp_path):
     path = write(tmp_path / "t.json", tiny_rows(12))
-    done = run(path, "--proxy", "dss,snip,predictor", "--seeds", 2, "--band", "20%", "--json")
+    done = run(path, "--proxy", "dss,snip", "--seeds", 2, "--band", "20%", "--json")
     facts = json.loads(done.stdout)
     scores = {r["score"]: r for r in facts["results"]}
-    assert list(scores) == ["params", "macs", "depth", "dss", "snip", "predictor"]
+    assert list(scores) == ["params", "macs", "depth", "dss", "snip"]
     assert scores["dss"]["rows"] == 12 and scores["dss"]["tau"]["value"] is not None
     assert len(scores["dss"]["by_seed"]) == 2 and facts["band"] == pytest.approx(0.2)
     assert any("snip saw seeded noise" in note for note in facts["notes"])
-    assert (
-        json.loads(run(path, "--proxy", "dss,snip,predictor", "--seeds", 2, "--band", "20%", "--json").stdout) == facts
-    )
+    assert json.loads(run(path, "--proxy", "dss,snip", "--seeds", 2, "--band", "20%", "--json").stdout) == facts
 
 
 def test_text_and_figure(tmp_path):
     path = write(tmp_path / "t.json", pit_rows(40))
     figure = tmp_path / "f.svg"
-    done = run(path, "--figure", figure, "--limit", 30)
+    done = run(path, "--proxy", "params", "--figure", figure, "--limit", 30)
     assert "vitbench pit): 30 architectures" in done.output
-    for word in ("params", "macs", "depth", "predictor", "tau, within 5 %"):
+    for word in ("params", "macs", "depth", "tau, within 5 %"):
         assert word in done.output
     words = "".join(ET.parse(figure).getroot().itertext())
-    assert "predictor" in words and "macs" in words and "within 5 % of size" in words
+    assert "depth" in words and "macs" in words and "within 5 % of size" in words
 
 
 def test_the_figure_holds_its_numbers(tmp_path):
-    found = rank(table_of("t", vit_rows(60)), ["predictor"], bootstrap=20)
+    found = rank(table_of("t", vit_rows(60)), ["dss"], oracle(), bootstrap=20)
     figure = ranking_figure(found)
     row = dict(zip(figure.columns, figure.rows[-1]))
-    assert row["score"] == "predictor" and row["band_tau"] == entry(found, "predictor").agreement.band_tau.value
+    assert row["score"] == "dss" and row["band_tau"] == entry(found, "dss").agreement.band_tau.value
     with pytest.raises(TailorError, match=r"\.svg"):
         write_ranking(found, tmp_path / "f.png")
-
-
-def test_a_table_the_predictor_was_fitted_on_is_no_test_of_it():
-    fitted, other = (
-        rank(table_of(n, pit_rows(12)), ["predictor"], bootstrap=10) for n in ("vitbench_pit_tiny.json", "t")
-    )
-    assert any("fitted on 'vitbench_pit_tiny.json', so its figures here are no test" in n for n in fitted.notes)
-    assert not any("no test of it" in n for n in other.notes)

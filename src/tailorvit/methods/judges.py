@@ -193,7 +193,6 @@ class ScoreScale:
     """Scores as standard deviations: z = (score - what the size leads one to expect) / spread.
 
     Scores above zero are taken as logarithms: dss and similar scores are sums that grow as a power of the size.
-    Without ``slope`` the expectation is the mean.
     """
 
     log: bool
@@ -203,14 +202,14 @@ class ScoreScale:
     spread: float
 
     @classmethod
-    def fit(cls, scores: Sequence[float], params: Sequence[float], beyond_size: bool) -> ScoreScale:
-        """From a sample; ``beyond_size`` takes out a least-squares line over the log parameters."""
+    def fit(cls, scores: Sequence[float], params: Sequence[float]) -> ScoreScale:
+        """From a sample, as what is left beyond a least-squares line over the log parameters."""
         raw: Floats = np.array(scores, dtype=np.float64)
         log = bool((raw > 0).all())
         y, x = np.log(raw) if log else raw, np.log(np.array(params, dtype=np.float64))
         mean, size = float(y.mean()), float(x.mean())
         around = float(((x - size) ** 2).sum())
-        slope = float(((x - size) * (y - mean)).sum()) / around if beyond_size and around > 0 else 0.0
+        slope = float(((x - size) * (y - mean)).sum()) / around if around > 0 else 0.0
         spread = float((y - mean - slope * (x - size)).std())
         # What is left of a score that is size and nothing else is rounding, which must not be scaled up to an effect.
         spread = spread if spread > 1e-9 * max(float(np.abs(y).max()), 1e-30) else 0.0
@@ -243,8 +242,7 @@ def _by_score(session: Session, stage: str, source: str) -> Judge:
             if text := missing_scores(rows, values):
                 session.log_once("warning", f"{name}: {text} They count as worse than any other.")
             known = [(v, params(a)) for a, v in zip(drawn, values, strict=True) if v is not None]
-            # The predictor knows the size; other scores are read as what they say beyond it.
-            return ScoreScale.fit([v for v, _ in known], [p for _, p in known], seek.evaluator != "predictor")
+            return ScoreScale.fit([v for v, _ in known], [p for _, p in known])
 
         def accuracies(archs: Sequence[Arch]) -> list[float]:
             with session.timed(f"{stage}-{t}"):

@@ -17,7 +17,6 @@ PROXIES: Registry[Proxy] = Registry(
         "te": "tailorvit.proxies.te:TE",
         "te_released": "tailorvit.proxies.te:TE_RELEASED",
         "naswot": "tailorvit.proxies.naswot:NASWOT",
-        "predictor": "tailorvit.proxies.counted:PREDICTOR",
         "params": "tailorvit.proxies.counted:PARAMS",
         "macs": "tailorvit.proxies.counted:MACS",
         "depth": "tailorvit.proxies.counted:DEPTH",

@@ -6,7 +6,6 @@ parameters differ by a few percent it does not.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,8 +17,7 @@ from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES
 from tailorvit.proxies import proxy
-from tailorvit.proxies.base import ProxySettings, Refused
-from tailorvit.proxies.predictor import BAND, Predictor, default, pooled
+from tailorvit.proxies.base import ProxySettings
 from tailorvit.proxies.score import Scorer
 from tailorvit.proxies.tables import Table, read_table, same_settings
 from tailorvit.rng import generator
@@ -27,7 +25,7 @@ from tailorvit.space import Space
 from tailorvit.stats import Floats, band_taus, ranks, spearman
 
 FREE = ("params", "macs", "depth")  # cost nothing, so they stand beside every score
-PREDICTOR = "predictor"
+BAND = 0.05  # pairs of similar size differ by at most this share of their parameters
 LEAST_ROWS = 5  # in a size bin that gets a correlation of its own
 Values = list[float | None]  # one score per row, larger is better; None where there is none
 # (family, shared settings, architectures, proxy names, seed) -> scores per proxy, and sentences about missing ones
@@ -262,7 +260,6 @@ def rank(
     seeds: int = 1,
     seed: int = 0,
     bootstrap: int = 200,
-    predictor: Predictor | None = None,
 ) -> Ranking:
     """Scores of all rows against the accuracies of the table; several seeds are merged by the sum of their ranks."""
     if not 0 < band < 10:
@@ -278,9 +275,6 @@ def rank(
     counted: dict[str, Values] = dict(
         zip(FREE, (table.params.tolist(), table.macs.tolist(), table.blocks.tolist()), strict=True)
     )
-    if PREDICTOR in names:
-        counted[PREDICTOR], said = _predictions(table, predictor or default())
-        notes += said
     runs = []
     for k in range(seeds if needed else 1):
         found, said = _score_rows(table, needed, score or proxy_scores(ProxySettings()), seed + k)
@@ -299,7 +293,7 @@ def to_compute(names: Sequence[str]) -> list[str]:
     """Those of the proxies that have to be computed; an unknown name is an error that lists the known ones."""
     for name in names:
         proxy(name)
-    return [n for n in dict.fromkeys(names) if n not in FREE and n != PREDICTOR]
+    return [n for n in dict.fromkeys(names) if n not in FREE]
 
 
 def _agreement(by_seed: Sequence[Values], table: Table, key: str, band: float, bootstrap: int, seed: int) -> Agreement:
@@ -325,24 +319,6 @@ def rank_sum(columns: Sequence[Sequence[float | None]]) -> Values:
 def _missing_notes(table: Table, targets: Sequence[str]) -> list[str]:
     missing = [(key, table.missing(key)) for key in targets]
     return [f"'{key}' is null in {n} of {len(table.rows)} rows, which are left out for it." for key, n in missing if n]
-
-
-def _predictions(table: Table, model: Predictor) -> tuple[Values, list[str]]:
-    """The predictor's answers; a group of rows that it refuses has none."""
-    found: Values = [None] * len(table.rows)
-    notes: list[str] = []
-    for group in same_settings(table.rows):
-        rows = [table.rows[i] for i in group]
-        try:
-            means, _ = model.predict([r.arch for r in rows], [r.settings for r in rows])
-        except Refused as error:
-            notes.append(f"{PREDICTOR} has no score for {len(rows)} of {len(table.rows)} architectures: {error}")
-            continue
-        for i, mean in zip(group, means.tolist(), strict=True):
-            found[i] = mean
-    if table.name in dict(model.facts.get("tables", {})):
-        notes.append(f"The predictor was fitted on '{table.name}', so its figures here are no test of it.")
-    return found, notes
 
 
 def _score_rows(
@@ -397,24 +373,18 @@ def rank_file(
     seeds: int = 1,
     seed: int = 0,
     limit: int | None = None,
-    fit: str | Path | None = None,
     image_size: int | None = None,
     device: str = "cpu",
 ) -> Ranking:
-    """Read a table and rank it; ``fit`` is a table or a saved predictor to predict from instead."""
+    """Read a table and rank it."""
     width = share(band)
     needed = to_compute(names)  # an unknown name must stop before anything is read or scored
     table = read_table(path).limit(limit)
     table.check_target(target)
-    model = None
-    if fit is not None:
-        if PREDICTOR not in names:
-            raise TailorError("--fit makes a predictor: name it too, as in --proxy predictor.")
-        model = _fitted(fit)
     without_images = [n for n in needed if proxy(n).needs == "images"]
     settings = ProxySettings(image_size=image_size, noise=bool(without_images))
     score = proxy_scores(settings, device)
-    found = rank(table, names, score, target=target, band=width, seeds=seeds, seed=seed, predictor=model)
+    found = rank(table, names, score, target=target, band=width, seeds=seeds, seed=seed)
     if without_images:
         note = f"{', '.join(without_images)} saw seeded noise and random labels: a table comes without images."
         found = replace(found, notes=(*found.notes, note))
@@ -428,14 +398,3 @@ def share(text: str) -> float:
         return float(bare.removesuffix("%")) / 100 if bare.endswith("%") else float(bare)
     except ValueError:
         raise TailorError(f"Cannot read '{text}' as a band of sizes; write it like 5% or 0.05.") from None
-
-
-def _fitted(fit: str | Path) -> Predictor:
-    """A saved predictor, or one fitted on another table."""
-    try:
-        data = json.loads(Path(fit).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        data = None  # read_table has the sentence for it
-    if isinstance(data, dict) and data.get("model"):
-        return Predictor.load(fit)
-    return pooled([read_table(fit)], bootstrap=0)

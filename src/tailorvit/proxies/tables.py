@@ -66,11 +66,6 @@ class Table:
             raise TailorError(f"A ranking needs at least 2 rows, not {count}.")
         return self.take(np.linspace(0, len(self.rows) - 1, count).round().astype(int).tolist())
 
-    def complete(self) -> Table:
-        """The rows in which no accuracy is missing."""
-        whole = np.all([np.isfinite(v) for v in self.targets.values()], axis=0)
-        return self if whole.all() else self.take(np.flatnonzero(whole).tolist())
-
     def missing(self, key: str) -> int:
         """How many rows have no value for this accuracy."""
         return int((~np.isfinite(self.targets[key])).sum())
