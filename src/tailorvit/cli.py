@@ -219,24 +219,31 @@ def cost(
 @app.command("list")
 def list_(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="families, spaces, archs, methods, searchers, proxies, exporters, data, trunks, presets or recipes."
+            help="families, methods, searchers, proxies, exporters, data, trunks, spaces, archs, presets or recipes; "
+            "without it, everything that plug-ins may add to.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List what there is."""
+    """List what there is, and where it comes from."""
     from tailorvit import lookup
+    from tailorvit.plugins import registries
 
-    rows = lookup.listing(what)
+    tables = {name: lookup.listing(name) for name in ([what] if what else registries())}
     if as_json:
-        return _print_json(rows)
-    width = max((len(r["name"]) for r in rows), default=0)
-    for row in rows:
-        origin = row.get("origin", "tailorvit")
-        notes = [*(["experimental"] if row.get("experimental") else []), *([origin] if origin != "tailorvit" else [])]
-        typer.echo(f"{row['name']:<{width}}  {row['summary']}" + (f"  [{', '.join(notes)}]" if notes else ""))
+        return _print_json(tables[what] if what else tables)
+    for number, (name, rows) in enumerate(tables.items()):
+        if what is None:
+            typer.echo(("\n" if number else "") + name)
+        width = max((len(r["name"]) for r in rows), default=0)
+        for row in rows:
+            origin = row.get("origin", "tailorvit")
+            notes = ["experimental"] * bool(row.get("experimental")) + [origin] * (origin != "tailorvit")
+            line = f"{row['name']:<{width}}  {row['summary']}" + (f"  [{', '.join(notes)}]" if notes else "")
+            typer.echo(line if what else "  " + line)
     return None
 
 

@@ -153,6 +153,14 @@ def test_lists(call, what):
     assert code == 0 and [line.split()[0] for line in out.splitlines()] == [r["name"] for r in rows]
 
 
+def test_a_list_of_all_that_plugins_may_add_to(call):
+    tables = json.loads(call("list", "--json")[1])
+    assert {"families", "methods", "exporters", "trunks"} <= set(tables) and "recipes" not in tables
+    out = call("list")[1].splitlines()
+    assert [line for line in out if line and not line.startswith(" ")] == list(tables)
+    assert any(line.startswith("  vit ") for line in out)
+
+
 def test_doctor(call):
     code, out, _ = call("doctor")
     assert code == 0 and "torch" in out
