@@ -158,7 +158,6 @@ class PlainViT(PlainNetwork):
 
     POOLS: ClassVar[Mapping[str, str | None]] = {"avg": "gap", "token": "cls"}
     kind: ClassVar[str] = "vit"
-    recordable: ClassVar[bool] = True
     shared: ViTSettings
 
     def __init__(
