@@ -72,7 +72,9 @@ class Result(Mapping[str, Any]):
         start = self.get("start", {})
         genes = ", ".join(f"{k} {v}" for k, v in self["arch"].items() if k != "family")
         size = f"{self['params']:,} parameters, {units.show(self['macs'])} MACs"
-        lines = [f"{'Tuned' if start else 'Found'} {genes}", f"  {size}; test accuracy {self['test_accuracy']:.2f} %"]
+        by_hand = self.get("chosen") == "baseline"
+        what = "Tuned" if start else "Delivered the hand-designed baseline:" if by_hand else "Found"
+        lines = [f"{what} {genes}", f"  {size}; test accuracy {self['test_accuracy']:.2f} %"]
         for metric in (m for m in ("latency", "memory") if m in self):
             high = self["limits"].get(metric, {}).get("max")
             limit = "" if high is None else f" (limit {units.show(high, metric)})"
@@ -81,8 +83,13 @@ class Result(Mapping[str, Any]):
             lines.append(f"  on the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
         if "test_accuracy" in start:
             lines.append(f"  before fine-tuning, at this size: {start['test_accuracy']:.2f} %")
-        if baseline := self.get("baseline"):
+        if by_hand:
+            found = [row for row in self["candidates"] if row.get("name") != "baseline"]
+            lines += [f"  found: {row['params']:,} parameters, {row['test_accuracy']:.2f} %" for row in found]
+        elif baseline := self.get("baseline"):
             lines.append(f"  baseline: {baseline['params']:,} parameters, {baseline['test_accuracy']:.2f} %")
+        if len(self.get("candidates", ())) > 1 and self.get("why"):
+            lines.append(f"  {self['why']}")
         if skipped := self["data"].get("skipped"):
             lines.append(f"  {skipped} image(s) could not be read and were left out; log.txt names the first")
         return [*lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
@@ -101,6 +108,7 @@ def run(
     max_latency: Size = None,
     max_memory: Size = None,
     method: str | None = None,
+    prefer: str | None = None,
     image_size: int | None = None,
     seed: int | None = None,
     settings: Changes = (),
@@ -116,7 +124,15 @@ def run(
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
     limits |= {"max_latency": max_latency, "max_memory": max_memory}
     config = recipe_for(
-        recipe, data=data, limits=limits, method=method, image_size=image_size, seed=seed, settings=settings, tiny=tiny
+        recipe,
+        data=data,
+        limits=limits,
+        method=method,
+        prefer=prefer,
+        image_size=image_size,
+        seed=seed,
+        settings=settings,
+        tiny=tiny,
     )
     return _begin(config, out, progress)
 
@@ -127,6 +143,7 @@ def recipe_for(
     data: str | Path | None = None,
     limits: Mapping[str, Size] | None = None,
     method: str | None = None,
+    prefer: str | None = None,
     image_size: int | None = None,
     seed: int | None = None,
     settings: Changes = (),
@@ -139,7 +156,7 @@ def recipe_for(
     options: dict[str, Any] = {
         "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
         "limits": {k: v for k, v in (limits or {}).items() if v is not None},
-        **{k: v for k, v in (("method", method), ("seed", seed)) if v is not None},
+        **{k: v for k, v in (("method", method), ("prefer", prefer), ("seed", seed)) if v is not None},
     }
     if options["limits"]:
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's

@@ -83,6 +83,9 @@ def run(
     max_macs: MaxMacs = None,
     max_latency: MaxLatency = None,
     max_memory: MaxMemory = None,
+    prefer: Annotated[
+        str | None, typer.Option(help="small: of equally good networks the smallest (default: who uses the budget).")
+    ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
@@ -103,6 +106,7 @@ def run(
             max_latency=max_latency,
             max_memory=max_memory,
             method=method,
+            prefer=prefer,
             image_size=image_size,
             seed=seed,
             settings=sets or [],

@@ -15,6 +15,7 @@ from tailorvit.costs.limits import Limits
 from tailorvit.data import DataSettings
 from tailorvit.errors import TailorError, unknown
 from tailorvit.methods import METHODS
+from tailorvit.methods.choice import Prefer
 from tailorvit.methods.finetune import StartSettings
 from tailorvit.methods.finish import FinalSettings
 from tailorvit.methods.hat import HatSettings
@@ -67,6 +68,9 @@ class Config:
     device: str = "auto"
     threads: int = 0  # CPU threads; 0 chooses, and the choice stays with the run, as sums depend on it
     baseline: bool = True
+    prefer: Prefer = (
+        "accuracy"  # among networks that the search images cannot tell apart: who uses the budget, or "small"
+    )
     tensorboard: bool = False
     data: DataSettings = field(default_factory=DataSettings)
     trunk: TrunkSettings = field(default_factory=TrunkSettings)

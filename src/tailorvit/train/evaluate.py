@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
@@ -24,6 +26,14 @@ def accuracy(model: Callable[..., Tensor], batches: Iterable[Batch], device: str
         hits += (model(x.to(device)).argmax(-1) == y.to(device)).sum()
         count += len(y)
     return 100 * int(hits) / max(count, 1)
+
+
+@torch.inference_mode()
+def correct_answers(model: nn.Module, batches: Iterable[Batch], device: str = "cpu") -> NDArray[np.bool_]:
+    """Whether each image is classified correctly, in the order of the batches; as :func:`accuracy` counts them."""
+    model.eval()
+    rows = [(model(x.to(device)).argmax(-1) == y.to(device)).cpu().numpy() for x, y in batches]
+    return np.concatenate(rows) if rows else np.zeros(0, dtype=np.bool_)
 
 
 @torch.inference_mode()
