@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from tailorvit import units
 from tailorvit.config import (
+    METHOD_DEFAULTS,
     Config,
     configure,
     for_searcher,
@@ -88,11 +89,26 @@ class Result(Mapping[str, Any]):
             lines += [f"  found: {row['params']:,} parameters, {row['test_accuracy']:.2f} %" for row in found]
         elif baseline := self.get("baseline"):
             lines.append(f"  baseline: {baseline['params']:,} parameters, {baseline['test_accuracy']:.2f} %")
+        for peer in self.get("peers", ()):
+            known = peer["test_accuracy"] is not None
+            about = f"{peer['test_accuracy']:.2f} %" if known else "could not be trained"
+            over = ", over the limit" if peer["over"] else ""
+            lines.append(f"  {peer['name']}: {peer['params']:,} parameters, {about}{over}")
         if len(self.get("candidates", ())) > 1 and self.get("why"):
             lines.append(f"  {self['why']}")
         if skipped := self["data"].get("skipped"):
             lines.append(f"  {skipped} image(s) could not be read and were left out; log.txt names the first")
-        return [*lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
+        return [*self._beaten(), *lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
+
+    def _beaten(self) -> list[str]:
+        """A first line where a peer was clearly better on the test images."""
+        better = [p for p in self.get("peers", ()) if p["gap"] and p["gap"]["clear"] and p["gap"]["difference"] > 0]
+        if not better:
+            return []
+        best = max(better, key=lambda p: p["test_accuracy"])
+        over = ", over the limit," if best["over"] else ""
+        figures = f"{best['test_accuracy']:.2f} % of the test images against {self['test_accuracy']:.2f} %"
+        return [f"{best['name']}{over} was better than the network delivered: {figures}."]
 
 
 # -- run --------------------------------------------------------------------------------------------------------------
@@ -108,6 +124,7 @@ def run(
     max_latency: Size = None,
     max_memory: Size = None,
     method: str | None = None,
+    baseline: str | Sequence[str] | None = None,
     prefer: str | None = None,
     image_size: int | None = None,
     seed: int | None = None,
@@ -128,6 +145,7 @@ def run(
         data=data,
         limits=limits,
         method=method,
+        baseline=baseline,
         prefer=prefer,
         image_size=image_size,
         seed=seed,
@@ -143,6 +161,7 @@ def recipe_for(
     data: str | Path | None = None,
     limits: Mapping[str, Size] | None = None,
     method: str | None = None,
+    baseline: str | Sequence[str] | None = None,
     prefer: str | None = None,
     image_size: int | None = None,
     seed: int | None = None,
@@ -161,6 +180,8 @@ def recipe_for(
     if options["limits"]:
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's
     changes = overrides(settings)
+    if baseline:
+        changes["baseline"] = _with_peers({**base, **options, **changes}, baseline)
     full = merged(merged(for_searcher(base, changes), options), changes)
     if tiny:
         # Images of one's own come by --data, by --set or by a recipe of one's own.
@@ -171,6 +192,16 @@ def recipe_for(
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
     return configure(full)
+
+
+def _with_peers(recipe: Mapping[str, Any], baseline: str | Sequence[str]) -> list[Any]:
+    """Models of timm beside what the recipe trains anyway."""
+    usual = METHOD_DEFAULTS.get(str(recipe.get("method")), {}).get("baseline", True)
+    before = recipe.get("baseline", usual)
+    return [
+        *(before if isinstance(before, list) else [before]),
+        *([baseline] if isinstance(baseline, str) else baseline),
+    ]
 
 
 def _brings_images(part: Mapping[str, Any]) -> bool:

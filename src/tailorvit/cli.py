@@ -83,6 +83,9 @@ def run(
     max_macs: MaxMacs = None,
     max_latency: MaxLatency = None,
     max_memory: MaxMemory = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="Also train this model beside: timm:mobilevit_xxs; may be repeated.")
+    ] = None,
     prefer: Annotated[
         str | None, typer.Option(help="small: of equally good networks the smallest (default: who uses the budget).")
     ] = None,
@@ -106,6 +109,7 @@ def run(
             max_latency=max_latency,
             max_memory=max_memory,
             method=method,
+            baseline=baseline,
             prefer=prefer,
             image_size=image_size,
             seed=seed,

@@ -19,6 +19,7 @@ from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
 from tailorvit.families import family
 from tailorvit.methods.choice import Contender, choose
+from tailorvit.methods.peers import peer_facts, train_peers
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.search import Trial, merit
 from tailorvit.search.pareto import non_dominated
@@ -82,12 +83,14 @@ def finish(
     found = _finish_best(session, trials, supernet, start)
     baseline = _train_baseline(session, supernet)
     finished = found if given or baseline is None else [*found, baseline]
+    peers = train_peers(session, baseline_training(session, supernet))
     choice = _choose(session, finished)
     chosen = next(f for f in finished if f.name == choice["chosen"])
     _open_test_split(session)
     test = session.batches("test")
     every = found if baseline is None else [*found, baseline]
-    tested = {f.name: percent(correct_answers(f.model, test, session.device)) for f in every}
+    answers = {f.name: correct_answers(f.model, test, session.device) for f in every}
+    tested = {name: percent(correct) for name, correct in answers.items()}
     costs = session.meter.costs(chosen.arch)
     settings = {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.settings}
     result = {
@@ -101,6 +104,7 @@ def finish(
         "test_accuracy": tested[chosen.name],
         "candidates": [_candidate_facts(session, f, tested[f.name], f is chosen) for f in finished],
         "baseline": None if baseline is None else _baseline_facts(session, baseline, tested[baseline.name]),
+        "peers": peer_facts(session, peers, test, answers[chosen.name]),
         "final": session.config.final.how if supernet is not None else "retrain",
         "settings": settings,
         "fixed": settings,  # the name of the key until 0.1
@@ -207,7 +211,7 @@ def _final_network(
 
 def _train_baseline(session: Session, supernet: Supernet | None) -> Finished | None:
     """The baseline, trained; None where it is switched off or none keeps the limits."""
-    if not session.config.baseline:
+    if not session.config.hand_designed:
         return None
     arch = baseline_arch(session.space, session.meter)
     if arch is None:

@@ -20,6 +20,7 @@ from tailorvit.methods import METHODS
 from tailorvit.methods.feasibility import limits_to_check, require_feasible
 from tailorvit.methods.finetune import StartingNetwork, earlier_splits, read_start
 from tailorvit.methods.first_space import data_settings, default_limit, fixed_arch, image_size_for, initial_space
+from tailorvit.methods.peers import check_peers
 from tailorvit.methods.released import space_of_released
 from tailorvit.methods.session import Plan
 from tailorvit.methods.trunk import tower_of, trunk_data
@@ -45,6 +46,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     config = _with_default_limit(config, data)
     for training in (config.train, config.final.train):
         data.augment(training.augment)  # an unknown preset is found here
+    check_peers(config.peers, data)
     limits = config.budget()
     space, arch = _first_space(config, data, start, device)
     space = space_of_released(config, data, space, resumed=saved_splits is not None)
