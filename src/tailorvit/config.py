@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from tailorvit import units
 from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.costs.limits import Limits
 from tailorvit.data import DataSettings
@@ -72,6 +73,7 @@ class Config:
         "accuracy"  # among networks that the search images cannot tell apart: who uses the budget, or "small"
     )
     tensorboard: bool = False
+    time: str | float | None = None  # for the whole run, such as "10m"; "auto" chooses; without it epochs count
     data: DataSettings = field(default_factory=DataSettings)
     trunk: TrunkSettings = field(default_factory=TrunkSettings)
     limits: dict[str, str | float] = field(default_factory=dict)
@@ -97,8 +99,13 @@ class Config:
             if isinstance(entry, str) and not (entry.startswith("timm:") and len(entry) > len("timm:")):
                 raise TailorError(f"baseline cannot be '{entry}': write true, false, timm:NAME or a list of them.")
         self.budget()
+        self.seconds()
         self.search_settings()
         self.plugin_settings()
+
+    def seconds(self) -> float | None:
+        """The time the run may take; None where its epochs decide. ``auto`` is replaced before a run starts."""
+        return None if self.time in (None, "auto") else units.parse(self.time, "time")
 
     def budget(self) -> Limits:
         """The limits, read."""

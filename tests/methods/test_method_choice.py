@@ -146,7 +146,7 @@ def test_a_measured_limit_is_kept_by_those_that_join(monkeypatch):
 def rigged(monkeypatch, winner: str) -> list[str]:
     """The network of one stage answers everything right on the search images, the others nothing; the order of work."""
     work: list[str] = []
-    inner, evaluate = finish_module.Session.plain, finish_module.correct_answers
+    inner, evaluate = finish_module.Session.plain, finish_module.hits
     stages: dict[int, str] = {}
 
     def plain(self, arch, settings, stage, weights=None):
@@ -160,7 +160,7 @@ def rigged(monkeypatch, winner: str) -> list[str]:
         return np.full(len(found), stages[id(model)] == winner)
 
     monkeypatch.setattr(finish_module.Session, "plain", plain)
-    monkeypatch.setattr(finish_module, "correct_answers", answers)
+    monkeypatch.setattr(finish_module, "hits", answers)
     monkeypatch.setattr(finish_module, "_open_test_split", lambda s: (work.append("test"), s.data.unseal_test("x")))
     return work
 

@@ -24,7 +24,7 @@ from tailorvit.methods.session import Session, Supernet
 from tailorvit.search import Trial, merit
 from tailorvit.search.pareto import non_dominated
 from tailorvit.space import Space
-from tailorvit.train import TrainSettings, correct_answers
+from tailorvit.train import TrainSettings, hits
 
 Answers = NDArray[np.bool_]  # whether each image of a split is classified correctly
 FEW_IMAGES = 500  # of the search split; with fewer, several candidates are finished: one image is 0.2 points and more
@@ -89,7 +89,7 @@ def finish(
     _open_test_split(session)
     test = session.batches("test")
     every = found if baseline is None else [*found, baseline]
-    answers = {f.name: correct_answers(f.model, test, session.device) for f in every}
+    answers = {f.name: hits(f.model, test, session.device) for f in every}
     tested = {name: percent(correct) for name, correct in answers.items()}
     costs = session.meter.costs(chosen.arch)
     settings = {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.settings}
@@ -188,7 +188,7 @@ def _finish_best(
     for i, trial in enumerate(best):
         stage, name = (f"final-{i}", f"found {i + 1}") if len(best) > 1 else ("final", "found")
         model = _final_network(session, trial.arch, supernet, stage, start)
-        correct = correct_answers(model, session.search_batches(), session.device)
+        correct = hits(model, session.search_batches(), session.device)
         finished.append(Finished(name, trial.arch, trial, model, correct))
     return finished
 
@@ -221,7 +221,7 @@ def _train_baseline(session: Session, supernet: Supernet | None) -> Finished | N
         )
         return None
     model = session.plain(arch, baseline_training(session, supernet), "baseline")
-    return Finished("baseline", arch, None, model, correct_answers(model, session.search_batches(), session.device))
+    return Finished("baseline", arch, None, model, hits(model, session.search_batches(), session.device))
 
 
 def baseline_arch(space: Space, meter: Meter) -> Arch | None:

@@ -19,7 +19,7 @@ from tailorvit.data import Data
 from tailorvit.errors import TailorError
 from tailorvit.rng import seed_everything
 from tailorvit.stats import paired_difference
-from tailorvit.train import Fixed, TrainSettings, correct_answers
+from tailorvit.train import Fixed, TrainSettings, hits
 
 if TYPE_CHECKING:
     from tailorvit.methods.session import Batches, Session
@@ -159,7 +159,7 @@ def peer_facts(
         row: dict[str, Any] = {"name": peer.name, **peer.costs, "epochs": peer.epochs}
         row |= {"final_search_accuracy": peer.search_accuracy, "test_accuracy": None, "gap": None}
         if peer.model is not None:
-            correct = correct_answers(peer.model, test, session.device)
+            correct = hits(peer.model, test, session.device)
             gap = paired_difference(correct, delivered)
             row["test_accuracy"] = 100 * int(correct.sum()) / max(len(correct), 1)
             row["gap"] = {**gap._asdict(), "clear": gap.clear}

@@ -29,11 +29,11 @@ def accuracy(model: Callable[..., Tensor], batches: Iterable[Batch], device: str
 
 
 @torch.inference_mode()
-def correct_answers(model: nn.Module, batches: Iterable[Batch], device: str = "cpu") -> NDArray[np.bool_]:
-    """Whether each image is classified correctly, in the order of the batches; as :func:`accuracy` counts them."""
+def hits(model: nn.Module, batches: Iterable[Batch], device: str = "cpu") -> NDArray[np.bool_]:
+    """For each image whether the network is right, to compare networks image by image."""
     model.eval()
-    rows = [(model(x.to(device)).argmax(-1) == y.to(device)).cpu().numpy() for x, y in batches]
-    return np.concatenate(rows) if rows else np.zeros(0, dtype=np.bool_)
+    found = [(model(x.to(device)).argmax(-1) == y.to(device)).cpu() for x, y in batches]
+    return torch.cat(found).numpy() if found else np.zeros(0, dtype=bool)
 
 
 @torch.inference_mode()
