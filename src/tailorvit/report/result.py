@@ -28,6 +28,7 @@ from tailorvit.stats import wilson
 
 Interval = tuple[float, float]
 TIMES = {  # kind of stage: colour and name
+    "contest": ("c6", "the contest"),
     "supernet": ("c0", "training supernets"),
     "slopes": ("c1", "estimating slopes"),
     "et": ("c1", "measuring errors per choice"),
@@ -115,7 +116,7 @@ def _so_far(facts: Facts) -> str:
     elif facts.status == "interrupted":
         words.append("The run was interrupted.")
     if facts.status in ("failed", "interrupted"):
-        words.append(f"To continue: {shlex.join(['tailorvit', 'resume', clean(facts.folder)])}")
+        words.append(f"To continue: {shlex.join(['tailorvit', 'resume', clean(facts.place or facts.folder, 1000)])}")
     return " ".join(words)
 
 
@@ -185,6 +186,10 @@ def _method(facts: Facts) -> str:
     scored = sum(t.accuracy is None and (bool(t.proxy) or t.score is not None) for t in facts.trials)
     proxy = next((clean(t.proxy, 40) for t in facts.trials if t.proxy), "")
     alone = sum(t.stage.startswith(("slopes-", "et-")) for t in facts.trials) if result.seek.epochs else 0
+    raced = sum(t.stage.partition("-")[0] == "contest" for t in facts.trials)
+    trials -= raced
+    entries = len(result.contest.entries)
+    before = f"{counted(entries, 'network')} competed; then " if entries else ""
     steps = [
         (f"visited {counted(len(facts.spaces), 'space')}", len(facts.spaces)),
         (f"scored {scored:,} architectures without training" + (f" ({proxy})" if proxy else ""), scored),
@@ -200,7 +205,7 @@ def _method(facts: Facts) -> str:
     search = facts.search_seconds
     time += f", the search {duration(search)} of it." if time and search else "." if time else ""
     together = ", ".join(done[:-1]) + f" and {done[-1]}" if len(done) > 1 else done[0]
-    return f"the search ({clean(facts.method or 'method not recorded', 40)}) {together}.{last}{time}"
+    return f"{before}the search ({clean(facts.method or 'method not recorded', 40)}) {together}.{last}{time}"
 
 
 def _started(facts: Facts) -> str:

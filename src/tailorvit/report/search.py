@@ -291,4 +291,4 @@ def _best_table(ranked: Sequence[Trial], known: Sequence[str]) -> str:
         words = clean(arch_in_words(t.arch), 400)
         body.append((shown, *(size(t.cost(c), c) for c in known), t.generation, clean(t.source), words))
         keys.append((t.merit, *(t.cost(c) for c in known), t.generation, clean(t.source, 30), words[:60]))
-    return grid(head, body, -(len(head) - 2), keys)
+    return grid(head, body, -(len(head) - 2), keys, stack=True)
