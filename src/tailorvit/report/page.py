@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tailorvit.report import checks, contest, network, reproduce, result, search, space, training
 from tailorvit.report.charts import Figure
+from tailorvit.report.lead import lead
 from tailorvit.report.markup import STYLE, cell, soft, tidy
 from tailorvit.report.reading import Facts
 
@@ -100,7 +101,7 @@ def page_parts(facts: Facts) -> tuple[str, str]:
     started = _moment(facts.info["started"]) if "started" in facts.info else ""
     since = f'<p class="soft">TailorViT run, started {started}</p>\n' if started else ""
     name = f'<h1>{cell(facts.folder, 120)} <span class="badge {style}">{words}</span></h1>\n'
-    top = f"{name}{since}{_missing(facts)}"
+    top = f"{name}{_rendered_lead(facts)}{since}{_missing(facts)}"
     body = f"{navigation([(s.key, s.name) for s in shown])}<main>\n{top}{sections}</main>"
     return f"{facts.folder[:120]} – TailorViT", body
 
@@ -128,6 +129,13 @@ def _rendered(section: Section, facts: Facts) -> str:
         return section.render(facts)
     except _DAMAGE as error:
         return soft(f"The data of this section is damaged and cannot be shown ({type(error).__name__}: {error}).")
+
+
+def _rendered_lead(facts: Facts) -> str:
+    try:
+        return lead(facts)
+    except _DAMAGE:
+        return ""  # the section of the result names the damage
 
 
 def _moment(value: Any) -> str:
