@@ -23,6 +23,7 @@ import digits
 import dss
 import gpu
 import gpu_steps
+import gpu_tables
 import house
 import ladder
 import ranking
@@ -137,6 +138,24 @@ def test_the_quick_form_of_the_gpu_benchmark_runs(tmp_path):
     speeds = [r["img_s"] for r in rows if r["section"] in ("table", "loop") and "skipped" not in r]
     assert len(speeds) == 4 * 3 + 3 and min(speeds) > 0
     assert "best against released code" in done.stdout
+
+
+def test_plain_networks_stand_in_one_line_eager_beside_recorded():
+    rows = [
+        {"section": "families", "what": f"pit, 32 px, batch {b}", "variant": v, "img_s": s, "name": "pit", "side": 32}
+        | {"batch": b, "params_m": 1.44}
+        for b, v, s in ((128, "eager", 1000.0), (128, "graphs", 2500.0), (512, "eager", 3000.0))
+    ]
+    *_, line = gpu_tables.plain(rows).splitlines()
+    assert line == "| pit | 32 | 1.44 | 1,000 | 2,500 | 2.5x | 3,000 | - | - |"
+    assert gpu_tables.plain([]) == ""
+
+
+@pytest.mark.parametrize("name", gpu.FAMILIES)
+@pytest.mark.parametrize("side", [32, 96])
+def test_hand_designed_networks_use_the_limit(name, side):
+    count = sum(p.numel() for p in gpu.hand_designed(name, side, quick=False).parameters())
+    assert 0.9 * gpu.LIMIT < count <= gpu.LIMIT
 
 
 def test_a_failure_and_an_endless_measurement_leave_rows_and_the_next_one_comes(tmp_path):

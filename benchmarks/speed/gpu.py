@@ -1,4 +1,4 @@
-"""What is fast on a GPU, and against what: supernet training and evaluation, windowed networks, growth, precision.
+"""What is fast on a GPU, and against what: supernet training and evaluation, plain networks, growth, precision.
 
     python benchmarks/speed/gpu.py --out benchmarks/speed/results/gpu-DATE.jsonl    # about five minutes on an H200
     python benchmarks/speed/gpu.py --device cpu --quick                             # that it runs, not how fast
@@ -685,6 +685,55 @@ def plain_row(bench: Bench, what: str, batch: int, model: nn.Module, call: Call,
     return timed(bench, runner, [None] * 4, [None] * (2 if bench.quick else 20), batch, seconds=bench.seconds / 2)
 
 
+# -- plain networks of every family ------------------------------------------------------------------------------------
+
+FAMILIES = ("vit", "pit", "swin", "windowed", "shunted")
+PEERS = ("mobilevit_xxs", "edgenext_xx_small")  # of timm, of about the same size
+LIMIT = 1_500_000  # parameters
+CLASSES = 10
+
+
+def families(bench: Bench) -> None:
+    """A training step of each family's hand-designed network at the limit, and of timm's peers, eager and recorded."""
+    sides, batches = ((32,), (4,)) if bench.quick else ((32, 96), (128, 512))
+    for name in ("shunted", "edgenext_xx_small") if bench.quick else (*FAMILIES, *PEERS):
+        for side in sides:
+            for batch in batches:
+                for variant in (v for v in ("eager", "graphs") if v in bench.variants):
+                    what = f"{name}, {side} px, batch {batch}"
+                    work = lambda n=name, s=side, b=batch, v=variant: family_row(bench, n, s, b, v)  # noqa: E731
+                    bench.measure("families", what, variant, work, name=name, side=side, batch=batch)
+
+
+def family_row(bench: Bench, name: str, side: int, batch: int, variant: str) -> Row:
+    """Images a second of one network, made anew; without drop path and without clipping."""
+    seed_everything(SEED, "gpu")
+    model = (peer(name) if name in PEERS else hand_designed(name, side, bench.quick)).to(bench.device)
+    runner = training(bench, model, model, random_images(bench, batch, 3, (side, side), CLASSES), variant)
+    steps = 2 if bench.quick else 20
+    row = timed(bench, runner, [None] * 4, [None] * steps, batch, seconds=min(1.0, bench.seconds))
+    runner.close()
+    return row | {"params_m": sum(p.numel() for p in model.parameters()) / 1e6}
+
+
+def hand_designed(name: str, side: int, quick: bool) -> nn.Module:
+    """The largest of a family's hand-designed networks under the limit, for photos of that side."""
+    entry, limit = family(name), LIMIT / 10 if quick else LIMIT
+    size = (side, side)
+    settings = {"image_size": size, "channels": 3, "classes": CLASSES, **entry.settle(size, limit)}
+    counter = Counter(name, settings)
+    fitting = (arch for arch in entry.baseline(settings) if counter.params(arch) <= limit)
+    return entry.build(entry.settings(settings), max(fitting, key=counter.params))
+
+
+def peer(name: str) -> nn.Module:
+    """timm's network of that name."""
+    import timm
+
+    made: nn.Module = timm.create_model(name, pretrained=False, num_classes=CLASSES)
+    return made
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 # In order of importance, as the last ones may find no time left.
@@ -696,6 +745,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "input": input_kept,
     "growth": growth,
     "windowed": windowed,
+    "families": families,
 }
 PARTS: dict[str, Callable[[Bench], None]] = {"files": input_files}  # part of a section, by itself
 
@@ -770,7 +820,7 @@ def main() -> None:
     parser.add_argument("--device", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--out", type=Path, help="where the rows go, one JSON object a line")
     parser.add_argument("--only", help=f"some of {','.join(SECTIONS | PARTS)}")
-    parser.add_argument("--variants", help=f"of table, loop and windowed networks, some of '{'; '.join(VARIANTS)}'")
+    parser.add_argument("--variants", help=f"of table, loop, windowed and families, some of '{'; '.join(VARIANTS)}'")
     parser.add_argument("--curves", default=",".join(CURVES), help="of growth, some of %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try this script")
     parser.add_argument("--seconds", type=float, default=4.0, help="time for one measurement (default 4)")

@@ -275,7 +275,7 @@ def _recorded_training(
     """The steps of the training loop as CUDA graphs, without the loop."""
     from tailorvit.train.graphs import GraphSteps
 
-    _needs_groups(bench, model)
+    _needs_fixed_shapes(bench, model)
     steps = GraphSteps(model, call, optimizer, settings, str(bench.device))
     labels = [target.argmax(-1) for _, target in batches]
 
@@ -288,10 +288,10 @@ def _recorded_training(
     return Runner(step, lambda: graphs() + len(steps.recorder.graphs), steps.close)
 
 
-def _needs_groups(bench: Bench, model: nn.Module) -> None:
+def _needs_fixed_shapes(bench: Bench, model: nn.Module) -> None:
     if bench.device.type != "cuda":
         raise LeftOut("CUDA graphs need a GPU")
-    if not hasattr(model, "grouped"):
+    if hasattr(model, "slices") and not hasattr(model, "grouped"):
         raise LeftOut(f"{type(model).__name__} has no groups to record")
 
 
@@ -299,7 +299,7 @@ def recorded_calls(bench: Bench, model: nn.Module, half: bool) -> Any:
     """Outputs as CUDA graphs."""
     from tailorvit.train.graphs import GraphCalls
 
-    _needs_groups(bench, model)
+    _needs_fixed_shapes(bench, model)
     return GraphCalls(model, half)
 
 

@@ -111,6 +111,24 @@ def windows(rows: Sequence[Row]) -> str:
     return markdown(("windowed, 224 px", "network", "img/s", "GMACs", "TMAC/s"), lines)
 
 
+def plain(rows: Sequence[Row]) -> str:
+    """Plain networks of every family: one line a network and image size, eager beside recorded."""
+    found = of(rows, "families")
+    batches = sorted({r["batch"] for r in found})
+    lines: list[tuple[str, ...]] = []
+    for name, side in dict.fromkeys((r["name"], r["side"]) for r in found):
+        own = [r for r in found if (r["name"], r["side"]) == (name, side)]
+        line = [str(name), str(side), number(own[0]["params_m"], 2)]
+        for batch in batches:
+            what = f"{name}, {side} px, batch {batch}"
+            eager, recorded = (pick(own, what, variant) for variant in ("eager", "graphs"))
+            ratio = "-" if not eager or not recorded else f"{recorded / eager:.1f}x"
+            line += [number(eager), number(recorded), ratio]
+        lines.append(tuple(line))
+    heads = [h for b in batches for h in (f"eager, batch {b}", f"recorded, batch {b}", "faster")]
+    return markdown(("plain network, img/s", "px", "params M", *heads), lines) if lines else ""
+
+
 def curves(rows: Sequence[Row]) -> str:
     """Growth: the points of every curve in milliseconds, and its exponent."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -183,6 +201,7 @@ SECTIONS: dict[str, Callable[[Sequence[Row]], str]] = {
     "loop": loops,
     "profile": profiles,
     "windowed": windows,
+    "families": plain,
     "growth": curves,
     "precision": differences,
     "input": data,

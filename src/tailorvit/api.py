@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from tailorvit import units
@@ -27,8 +28,11 @@ from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError
 from tailorvit.lookup import versions
 from tailorvit.methods import METHODS
+from tailorvit.methods.contest import AUTO, after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
+from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.prepare import prepare
+from tailorvit.methods.schedule import planned
 from tailorvit.methods.session import Plan, Session
 from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
@@ -102,6 +106,7 @@ def run(
     max_memory: Size = None,
     method: str | None = None,
     image_size: int | None = None,
+    budget: Size = None,
     seed: int | None = None,
     settings: Changes = (),
     tiny: bool = False,
@@ -115,10 +120,23 @@ def run(
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
     limits |= {"max_latency": max_latency, "max_memory": max_memory}
-    config = recipe_for(
-        recipe, data=data, limits=limits, method=method, image_size=image_size, seed=seed, settings=settings, tiny=tiny
-    )
-    return _begin(config, out, progress)
+    options: dict[str, Any] = {
+        "data": data,
+        "limits": limits,
+        "method": method,
+        "image_size": image_size,
+        "budget": budget,
+    }
+    return _begin(recipe_for(recipe, **options, seed=seed, settings=settings, tiny=tiny), out, progress)
+
+
+def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
+    """What a run would do and how long it would take, with nothing trained or written; options as for :func:`run`."""
+    limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
+    with preserved_state(), TemporaryDirectory() as folder:
+        made = prepare(recipe_for(recipe, limits=limits, **options))
+        with Run.create(Path(folder) / "plan", to_toml(made.config), _info(made)) as record:
+            return planned(Session(made, record, make_progress("quiet")))
 
 
 def recipe_for(
@@ -128,6 +146,7 @@ def recipe_for(
     limits: Mapping[str, Size] | None = None,
     method: str | None = None,
     image_size: int | None = None,
+    budget: Size = None,
     seed: int | None = None,
     settings: Changes = (),
     tiny: bool = False,
@@ -139,7 +158,7 @@ def recipe_for(
     options: dict[str, Any] = {
         "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
         "limits": {k: v for k, v in (limits or {}).items() if v is not None},
-        **{k: v for k, v in (("method", method), ("seed", seed)) if v is not None},
+        **{k: v for k, v in (("method", method), ("seed", seed), ("time", budget)) if v is not None},
     }
     if options["limits"]:
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's
@@ -290,7 +309,7 @@ def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
     try:
         torch.set_num_threads(plan.config.threads)
         _open_session(session)
-        facts = METHODS[plan.config.method].run(session)
+        facts = run_method(session)
         record.write_json("result", facts)
         _report(session)
         return Result(record.folder, facts)
@@ -304,6 +323,16 @@ def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
         raise
     finally:
         progress.close()
+
+
+def run_method(session: Session) -> dict[str, Any]:
+    """The run's method; where the family is open, a contest chooses it first and the method works on its shape."""
+    method = METHODS[session.config.method]
+    if session.config.family != AUTO or method.name == "contest":
+        return method.run(session)
+    session, winner, facts = after_contest(session)
+    space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, device=session.device)
+    return {**method.run(session.for_space(space)), **facts}
 
 
 def _open_session(session: Session) -> None:

@@ -84,6 +84,8 @@ def run(
     max_latency: MaxLatency = None,
     max_memory: MaxMemory = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for the whole run: 10m or 2h.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what a run would do and how long; train nothing.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Shrink the recipe to seconds, to see that it runs.")] = False,
@@ -93,24 +95,25 @@ def run(
     """Find, train and save a network for your images and your budget."""
     from tailorvit import api
 
-    _print_result(
-        lambda: api.run(
-            recipe,
-            data=data,
-            max_params=max_params,
-            min_params=min_params,
-            max_macs=max_macs,
-            max_latency=max_latency,
-            max_memory=max_memory,
-            method=method,
-            image_size=image_size,
-            seed=seed,
-            settings=sets or [],
-            tiny=tiny,
-            out=out,
-            progress=_mode(quiet, plain),
-        )
-    )
+    options: dict[str, Any] = {
+        "data": data,
+        "max_params": max_params,
+        "min_params": min_params,
+        "max_macs": max_macs,
+        "max_latency": max_latency,
+        "max_memory": max_memory,
+        "method": method,
+        "image_size": image_size,
+        "budget": budget,
+        "seed": seed,
+        "settings": sets or [],
+        "tiny": tiny,
+    }
+    if plan:
+        for line in api.plan(recipe, **options)["lines"]:
+            typer.echo(line)
+        return
+    _print_result(lambda: api.run(recipe, **options, out=out, progress=_mode(quiet, plain)))
 
 
 @app.command()

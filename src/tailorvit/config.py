@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from tailorvit import units
 from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.costs.limits import Limits
 from tailorvit.data import DataSettings
@@ -68,6 +69,7 @@ class Config:
     threads: int = 0  # CPU threads; 0 chooses, and the choice stays with the run, as sums depend on it
     baseline: bool = True
     tensorboard: bool = False
+    time: str | float | None = None  # for the whole run, such as "10m"; "auto" chooses; without it epochs count
     data: DataSettings = field(default_factory=DataSettings)
     trunk: TrunkSettings = field(default_factory=TrunkSettings)
     limits: dict[str, str | float] = field(default_factory=dict)
@@ -90,8 +92,13 @@ class Config:
         if self.threads < 0:
             raise TailorError(f"threads must be 0 (choose) or more, not {self.threads}.")
         self.budget()
+        self.seconds()
         self.search_settings()
         self.plugin_settings()
+
+    def seconds(self) -> float | None:
+        """The time the run may take; None where its epochs decide. ``auto`` is replaced before a run starts."""
+        return None if self.time in (None, "auto") else units.parse(self.time, "time")
 
     def budget(self) -> Limits:
         """The limits, read."""

@@ -40,6 +40,7 @@ def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
             "device": "cpu",
         },
     )
+    small.pop("time", None)  # epochs decide
     small["search"] = {"name": config.searcher, **SEARCHERS[config.searcher].tiny}
     small["data"] = {**dict(recipe.get("data", {})), "limit": LIMIT}
     if config.trunk.source:

@@ -15,6 +15,7 @@ _TABLES: dict[str, tuple[dict[str, int] | dict[str, float], str]] = {
     "macs": (_COUNT, "1.5G or 200M"),
     "latency": (_TIME, "12ms or 0.5s"),
     "memory": (_BYTES, "512MiB or 2GiB"),
+    "time": ({"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}, "10m or 2h"),
 }
 
 

@@ -233,7 +233,7 @@ def test_wrong_architectures_are_named(genes, words):
         ({"image_size": 8}, "one patch (16)"),
         ({"stride": 17}, "stride 17 exceeds its patch 16"),
         ({"patch": 0}, "'patch' must be a positive whole number, not 0"),
-        ({"init": "zero"}, "'init' must be small or official, not 'zero'"),
+        ({"init": "zero"}, "'init' must be scaled or paper or official, not 'zero'"),
         ({"eps": 0.0}, "'eps' must be a small positive number"),
     ],
 )

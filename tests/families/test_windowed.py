@@ -75,16 +75,17 @@ def test_a_greater_window_may_cost_less_and_the_ends_of_a_space_know_it():
     assert meter.counter.macs(space.largest()) < meter.most("macs", space) and not most.holds(space)
 
 
-def test_the_papers_widths_start_alike():
-    """Members of one space start by one law, whatever their width; networks for small images start at more."""
+def test_the_papers_spaces_start_as_in_the_papers():
+    """All networks of one of the papers' spaces start at 0.02; others by the inputs of each layer, without a step."""
 
-    def spread(embed):
+    def spread(embed, **settings):
         genes = {"depth": 1, "embed": embed, "qkv": embed, "window": 7, "mlp": 3}
-        made = WINDOWED.build(windowed_settings(dict(SPACES["s3"].settings)), windowed_arch(genes))
+        made = WINDOWED.build(windowed_settings({**dict(SPACES["s3"].settings), **settings}), windowed_arch(genes))
         return float(made.layers[3].blocks[0].mlp.fc1.weight.detach().std())
 
-    assert spread(224) == pytest.approx(0.02, rel=0.05) == spread(288)
-    assert spread(32) > 0.05
+    assert spread(224) == pytest.approx(0.02, rel=0.05) == spread(32)
+    scaled = [spread(width, init="scaled") for width in (96, 128, 160, 192)]
+    assert scaled == pytest.approx([0.5 * width**-0.5 for width in (96, 128, 160, 192)], rel=0.05)
 
 
 def test_qkv_different_from_the_width():

@@ -86,6 +86,9 @@ class Family:
     shrink: Callable[[Space], Space]  # the same dimensions and scopes with small numbers, for 8 px digits
     tiny: Mapping[str, Any]  # an architecture for 8 px digits, as a recipe would write it
     outline: Callable[[Any, Arch], list[dict[str, Any]]]  # (shared, arch) -> one row per block, as result.json keeps it
+    # What a contest tries besides: other rows of hand-designed networks, and other settings, each by its name.
+    shapes: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Arch]]] = field(default_factory=dict)
+    stems: Mapping[str, Callable[[tuple[int, int], float], dict[str, Any]]] = field(default_factory=dict)
     readings: Mapping[str, Callable[[Any, Arch], int]] = field(default_factory=dict)  # other counts, by name
     attention: Callable[[nn.Module, Tensor], Iterator[Maps]] | None = None  # (plain network, normalised images)
     fit: Callable[[Space], Space] = field(default=lambda space: space)  # dimensions brought in line with the settings

@@ -17,8 +17,16 @@ Count = Annotated[int, "or zero"]  # a setting that may be zero; other whole num
 Share = Annotated[float, "of one"]  # a setting from 0 to under 1; other decimals are positive
 Windows = Literal["scale", "keep"]  # at another image size attention windows grow with the image, or stay
 State = dict[str, Tensor]
-NARROW_END = 192  # channels of the last stage; the papers' networks with stages end with 224 and more
+Init = Literal["scaled", "paper"]  # how linear weights start: by their inputs, or at 0.02 as in the papers
 ROUNDING = 1e-9
+
+
+def start_scale(inputs: int, init: str = "scaled") -> float:
+    """The deviation a layer's weights start with: half a unit of gain, and never under the papers' 0.02.
+
+    The papers' 0.02 at every width nearly mutes narrow layers (docs/log.md).
+    """
+    return 0.02 if init == "paper" else max(0.02, 0.5 * inputs**-0.5)
 
 
 def hidden_width(embed: int, ratio: float) -> int:

@@ -29,6 +29,7 @@ METHODS: Registry[Method] = Registry(
     "method",
     "tailorvit.methods",
     {
+        "contest": "tailorvit.methods.contest:METHOD",
         "s4": "tailorvit.methods.s4:METHOD",
         "s3": "tailorvit.methods.s3:METHOD",
         "autoformer": "tailorvit.methods.autoformer:AUTOFORMER",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,17 @@ from tailorvit.errors import TailorError
 from tailorvit.families import family, with_settings
 from tailorvit.families.base import around
 from tailorvit.methods import METHODS
+from tailorvit.methods.contest import AUTO, Entry, first_entries
 from tailorvit.methods.feasibility import limits_to_check, require_feasible
 from tailorvit.methods.finetune import StartingNetwork, earlier_splits, read_start
 from tailorvit.methods.first_space import data_settings, default_limit, fixed_arch, image_size_for, initial_space
 from tailorvit.methods.released import space_of_released
+from tailorvit.methods.schedule import DEFAULTS as DEFAULT_SECONDS
 from tailorvit.methods.session import Plan
 from tailorvit.methods.trunk import tower_of, trunk_data
 from tailorvit.search import SEARCHERS
 from tailorvit.space import Space
+from tailorvit.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from tailorvit.config import Config
@@ -37,16 +41,22 @@ SMALL_STEP = (
 def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: StartingNetwork | None = None) -> Plan:
     """Check names, device, data, space and limits, and resolve them. A resumed run brings its stored splits."""
     METHODS[config.method]
-    family(config.family)
+    if config.family != AUTO:
+        family(config.family)
     _require_packages(config)
     device = usable_device(config.device)
     start = start or read_start(config)
     data, pixels = _read_data(config, saved_splits, start, device)
-    config = _with_default_limit(config, data)
+    config = _with_device_settings(_with_default_limit(config, data), data, device)
     for training in (config.train, config.final.train):
         data.augment(training.augment)  # an unknown preset is found here
     limits = config.budget()
-    space, arch = _first_space(config, data, start, device)
+    entries: list[Entry] = []
+    if holds_contest(config):
+        entries, _ = first_entries(config.family, data, limits, config.final.train, device)
+        space, arch = entries[0].space, None
+    else:
+        space, arch = _first_space(config, data, start, device)
     space = space_of_released(config, data, space, resumed=saved_splits is not None)
     if saved_splits is None:  # a resumed run was checked; measuring a latency again could refuse it
         meter = Meter.for_space(space, limits_to_check(config, limits), device=device)
@@ -54,12 +64,36 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
     config = replace(
         config,
-        space=space.to_dict() if _searches(config) else config.space,
+        space=space.to_dict() if _searches(config) and not entries else config.space,
         data=replace(config.data, image_size=pixels),
         device=device,
         threads=threads_for(config, space),
     )
-    return Plan(config, data, space, limits, device, start)
+    return Plan(config, data, space, limits, device, start, tuple(entries))
+
+
+def holds_contest(config: Config) -> bool:
+    """Whether a contest decides on family, shape and training before anything else."""
+    return config.method == "contest" or config.family == AUTO
+
+
+def _with_device_settings(config: Config, data: Data, device: str) -> Config:
+    """What follows from device and data where the recipe leaves it open: precision, batch, memory for images, time."""
+    cuda = torch.device(device).type == "cuda"
+    if config.time == AUTO:
+        config = replace(config, time=DEFAULT_SECONDS["cuda" if cuda else "cpu"])
+
+    def settled(train: TrainSettings) -> TrainSettings:
+        precision = train.precision if train.precision != AUTO else "bf16" if cuda else "fp32"
+        return replace(train, precision=precision, batch=train.batch or batch_for(data.counts["train"], cuda))
+
+    final = replace(config.final, train=settled(config.final.train))
+    return replace(config, train=settled(config.train), final=final)
+
+
+def batch_for(images: int, cuda: bool) -> int:
+    """A batch that leaves some forty steps to an epoch, between 32 and 128, or 256 on a GPU."""
+    return int(min(256 if cuda else 128, max(32, 2 ** int(math.log2(max(images / 40, 1))))))
 
 
 def _searches(config: Config) -> bool:

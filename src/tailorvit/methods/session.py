@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,7 @@ from tailorvit.train.loop import inherit, shortened
 
 if TYPE_CHECKING:
     from tailorvit.config import Config
+    from tailorvit.methods.contest import Entry
     from tailorvit.methods.finetune import StartingNetwork
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -56,6 +57,7 @@ class Plan:
     limits: Limits
     device: str
     start: StartingNetwork | None = None  # of method finetune
+    entries: tuple[Entry, ...] = ()  # who takes part in a contest
 
 
 class Session:
@@ -70,6 +72,12 @@ class Session:
             plan.space, plan.limits, device=plan.device, recall=run.measured, record=run.record_measured
         )
         self._search_batches: Batches | None = None
+
+    def for_space(self, space: Space, config: Config | None = None) -> Session:
+        """The same run in another space; images on the device are shared."""
+        other = Session(replace(self.plan, space=space, config=config or self.config), self.run, self.progress)
+        other._search_batches = self.search_batches()
+        return other
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -114,9 +122,9 @@ class Session:
         """Percent on the search split."""
         return accuracy(model, self.search_batches(), self.device)
 
-    def train_batches(self, settings: TrainSettings, stage: str) -> Any:
-        """Training batches, whose order belongs to the stage's seed."""
-        seed = derive(self.seed, stage, "data") % 2**31
+    def train_batches(self, settings: TrainSettings, stream: str) -> Any:
+        """Training batches, whose order belongs to the name of a stream."""
+        seed = derive(self.seed, stream, "data") % 2**31
         where = self.data.placement("train", self.device)
         if where != "host":
             size = self.data.split_bytes("train") / 2**20
@@ -130,15 +138,26 @@ class Session:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def fit(self, model: nn.Module, rule: Rule, settings: TrainSettings, stage: str, evaluate: Any = None) -> nn.Module:
-        """Train a network under a rule, once: a finished stage gives its weights back."""
+    def fit(
+        self,
+        model: nn.Module,
+        rule: Rule,
+        settings: TrainSettings,
+        stage: str,
+        evaluate: Any = None,
+        stream: str | None = None,
+    ) -> nn.Module:
+        """Train a network under a rule, once: a finished stage gives its weights back.
+
+        Batches and random draws belong to the stage, or to a stream that several stages share.
+        """
         if self.load_stage(model, stage):
             return model.to(self.device).eval()
         if self.run.result(stage) is not None:
             self.log("warning", f"{stage}: its weights are gone, so it is trained again.")
         with self.timed(stage):
-            batches = self.train_batches(settings, stage)
-            seed = derive(self.seed, stage, "train") % 2**31
+            batches = self.train_batches(settings, stream or stage)
+            seed = derive(self.seed, stream or stage, "train") % 2**31
             with closing(StageSink(self, stage)) as sink:
                 trained = train(model, batches, rule, settings, seed, sink, evaluate, self.device)
             # The checkpoint of a finished stage holds its weights, without the optimiser.
@@ -155,6 +174,13 @@ class Session:
         _load_weights(model, checkpoint[0])
         self.run.finish(stage, checkpoint[1]["done"])
         return True
+
+    def read_weights(self, model: nn.Module, stage: str) -> None:
+        """Put the weights a stage ended with into a network."""
+        checkpoint = self.run.load_checkpoint(stage)
+        if checkpoint is None:
+            raise TailorError(f"The weights of stage '{stage}' are gone from the run folder; begin the run anew.")
+        _load_weights(model, checkpoint[0])
 
     def save_stage(self, model: nn.Module, stage: str, facts: Mapping[str, Any]) -> None:
         """Store a finished stage's weights, with the facts it ends with."""

@@ -22,6 +22,8 @@ def tower_of(config: Config) -> Tower | None:
         if source:
             raise TailorError("Method 'finetune' trains a finished network and takes no trunk; leave trunk.source out.")
         return None
+    if config.family == "auto":  # those that decode a trunk take part in the contest where there is one
+        return read_tower(source) if source else None
     name = family_of(config)
     decodes = plain_class(name).takes_features
     if decodes and not source:

@@ -1,6 +1,6 @@
 """One training loop for supernets and single networks, the rules that pick architectures, and evaluation."""
 
-from tailorvit.train.evaluate import Evaluator, accuracy, class_scores
+from tailorvit.train.evaluate import Evaluator, accuracy, class_scores, hits
 from tailorvit.train.loop import Sink, Trained, train
 from tailorvit.train.rules import RULES, Fixed, Rule, Sandwich, SinglePath
 from tailorvit.train.settings import TrainSettings
@@ -17,5 +17,6 @@ __all__ = [
     "Trained",
     "accuracy",
     "class_scores",
+    "hits",
     "train",
 ]

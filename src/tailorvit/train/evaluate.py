@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
@@ -24,6 +26,14 @@ def accuracy(model: Callable[..., Tensor], batches: Iterable[Batch], device: str
         hits += (model(x.to(device)).argmax(-1) == y.to(device)).sum()
         count += len(y)
     return 100 * int(hits) / max(count, 1)
+
+
+@torch.inference_mode()
+def hits(model: nn.Module, batches: Iterable[Batch], device: str = "cpu") -> NDArray[np.bool_]:
+    """For each image whether the network is right, to compare networks image by image."""
+    model.eval()
+    found = [(model(x.to(device)).argmax(-1) == y.to(device)).cpu() for x, y in batches]
+    return torch.cat(found).numpy() if found else np.zeros(0, dtype=bool)
 
 
 @torch.inference_mode()

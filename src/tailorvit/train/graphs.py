@@ -2,43 +2,44 @@
 
 A step of a transformer is hundreds of kernels. Where launching them takes longer than running them, the GPU waits for
 Python; a recorded step has no Python in it. Shapes must repeat, so a supernet runs in groups (``model.grouped``): one
-recording per width and depth, with the heads and hidden widths in use as an input.
+recording per width and depth, with the heads and hidden widths in use as an input. A plain network of any kind is
+tried: it is rehearsed first, and what cannot be recorded runs eagerly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import random
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tailorvit.arch import Arch
 from tailorvit.train.compiled import CompiledBlocks
-from tailorvit.train.optim import SliceAdamW, soft_cross_entropy, without_drop_path
+from tailorvit.train.optim import SliceAdamW, batch_statistics, soft_cross_entropy, without_drop_path
 from tailorvit.train.settings import TrainSettings
 
 # -- recordings -------------------------------------------------------------------------------------------------------
 
 
-def can_record(
-    model: nn.Module, settings: TrainSettings, optimizer: torch.optim.Optimizer, device: str, batch_norms: bool
-) -> bool:
-    """Whether a training's steps can be recorded: they may not depend on values the host would have to read."""
+class NotRecorded(Exception):
+    """Work that cannot be recorded, and why; nothing has changed."""
+
+
+def can_record(model: nn.Module, settings: TrainSettings, optimizer: torch.optim.Optimizer, device: str) -> bool:
+    """Whether it is worth trying to record a training's steps."""
     adamw = isinstance(optimizer, torch.optim.AdamW) and not isinstance(optimizer, SliceAdamW)
-    # Other networks may make tensors on the host in their forward, which a recording refuses: not tried on a GPU yet.
-    tried = hasattr(model, "grouped") or bool(getattr(model, "recordable", False))
-    return (
-        settings.graphs
-        and torch.device(device).type == "cuda"
-        and adamw
-        and tried
-        and settings.freeze == "none"
-        and not batch_norms
-    )
+    # The slices of a supernet have other shapes in every step, so it must run in groups.
+    shapes_repeat = hasattr(model, "grouped") or not hasattr(model, "slices")
+    on_gpu = torch.device(device).type == "cuda"
+    return settings.graphs and on_gpu and adamw and shapes_repeat and settings.freeze == "none"
 
 
 class Recorder:
@@ -49,34 +50,126 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self.graphs: dict[Hashable, Callable[[], None]] = {}
-        self.cuda = device.type == "cuda"
+        self.device, self.cuda = device, device.type == "cuda"
         self.pool: Any = None
 
-    def record(self, key: Hashable, work: Callable[[], None]) -> bool:
-        """Record work unless the key is known; True where it was run (once) to warm up."""
+    def record(self, key: Hashable, work: Callable[[], None], rehearse: bool = False) -> None:
+        """Record work unless the key is known; it is run to warm up, and a second time where it is to be rehearsed."""
         if key in self.graphs:
-            return False
-        if not self.cuda:
-            self.graphs[key] = work
-            work()
-            return True
-        side, here = torch.cuda.Stream(), torch.cuda.current_stream()
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            work()  # compilers, autotuners and libraries settle before the recording
-        here.wait_stream(side)
-        torch.cuda.empty_cache()  # the recording has memory of its own: do not hold both
-        graph = torch.cuda.CUDAGraph()
-        # Another thread that fills pinned memory at this moment must not break the recording.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            work()
-        self.pool = self.pool or graph.pool()
-        self.graphs[key] = graph.replay
-        return True
+            return
+        try:
+            self.graphs[key] = self._captured(work, rehearse) if self.cuda else self._warmed(work, rehearse)
+            return
+        except Exception as error:  # whatever it is: a mistake of the network's own comes again in an eager step
+            reason = _first_cause(error)
+        # Raised here, since an error keeps all tensors of its calls alive.
+        raise NotRecorded(reason)
 
     def replay(self, key: Hashable) -> None:
         """Run a recording."""
         self.graphs[key]()
+
+    def _warmed(self, work: Callable[[], None], rehearse: bool) -> Callable[[], None]:
+        """The work itself, after compilers, autotuners, libraries and what a network makes once have settled."""
+        work()
+        if rehearse:
+            with rehearsal(self.device):
+                work()
+        return work
+
+    def _captured(self, work: Callable[[], None], rehearse: bool) -> Callable[[], None]:
+        side, here = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(here)
+        try:
+            with torch.cuda.stream(side):
+                self._warmed(work, rehearse)
+        finally:
+            here.wait_stream(side)
+        torch.cuda.empty_cache()  # the recording has memory of its own: do not hold both
+        graph, pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
+        try:
+            # Another thread that fills pinned memory at this moment must not break the recording.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                work()
+        except Exception:
+            _end_capture(here, pool)
+            raise
+        self.pool = pool
+        return graph.replay
+
+
+def _end_capture(stream: torch.cuda.Stream, pool: Any) -> None:
+    """End a recording that failed: else stream, allocator and random generator stay as if it went on."""
+    torch.cuda.set_stream(stream)
+    torch.cuda.synchronize()
+    index = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
+    except RuntimeError:
+        pass  # torch has ended it
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
+def _first_cause(error: BaseException) -> str:
+    """What went wrong first, in one line: later errors only say that a recording had failed."""
+    while error.__context__ is not None:
+        error = error.__context__
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text if isinstance(error, NotRecorded) else f"{type(error).__name__}: {text}"
+
+
+# -- rehearsals -------------------------------------------------------------------------------------------------------
+
+
+class _Refuse(TorchDispatchMode):
+    """While it is on, operations for which the host must wait for the device are errors, in backward passes too.
+
+    A recording would refuse them as well, but a failed recording leaves more to clean up.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kind = device.type
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if any(t.device.type == self.kind for t in given) and _read_by_host(func, args):
+            raise NotRecorded(f"the host must read a result of the device ({func})")
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            kinds = {t.device.type for t in (*given, out)}
+            if self.kind in kinds and len(kinds) > 1:
+                raise NotRecorded(f"a tensor is copied between {' and '.join(sorted(kinds))} in every step")
+        return out
+
+
+def _read_by_host(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operation's outcome or the shape of its result depends on values."""
+    aten = torch.ops.aten
+    if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_):  # shapes depend on masks only
+        masks = any(isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+        return masks and not (len(args) > 2 and args[2].numel() == 1)  # one value: written where the mask is set
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+@contextmanager
+def rehearsal(device: torch.device) -> Iterator[None]:
+    """Refuse inside what a recording would refuse, and what it would silently repeat: draws on the host."""
+    before = _host_generators(device)
+    with _Refuse(device):
+        yield
+    if _host_generators(device) != before:
+        raise NotRecorded("random numbers are drawn on the host, and a recording would repeat them")
+
+
+def _host_generators(device: torch.device) -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002 - networks may draw from the legacy generator
+    ours = b"" if device.type == "cpu" else torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest, ours
 
 
 class Pending:
@@ -115,11 +208,16 @@ class GraphSteps:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.half: HalfWeights | None = None
         own_forward = call is model or isinstance(call, CompiledBlocks)
-        if settings.precision == "bf16" and own_forward and not hasattr(model, "slices"):
+        self.supernet = hasattr(model, "slices")
+        float32 = all(p.dtype == torch.float32 for p in self.parameters)
+        if settings.precision == "bf16" and own_forward and not self.supernet and float32:
             self.half = HalfWeights(model)
+        # Not compiled: a compiler does things in its calls that no recording has.
+        self.rehearse = call is model and not self.supernet
         self.gradients = [torch.zeros_like(p) for p in self.parameters] if self.half is None else self.half.gradients
         for p, grad in zip(self.parameters, self.gradients, strict=True):
             p.grad = grad
+        self.statistics = Statistics(model)
         self.lr = torch.zeros((), device=device)
         for group in optimizer.param_groups:
             group["lr"], group["capturable"] = self.lr, self.device.type == "cuda"
@@ -133,7 +231,10 @@ class GraphSteps:
         self.teacher: Tensor | None = None
 
     def prepare(self, batch: Sequence[Tensor], archs: Sequence[Arch | None]) -> None:
-        """Copy a batch in and record what this step needs; weights and moments do not change."""
+        """Copy a batch in and record what this step needs; weights, moments and batch statistics do not change.
+
+        Raises NotRecorded where something cannot be recorded.
+        """
         if not self.inputs:
             self.inputs = tuple(torch.empty_like(t, device=self.device) for t in batch)
             self.teacher = torch.empty_like(self.inputs[2], dtype=torch.float32)
@@ -141,15 +242,18 @@ class GraphSteps:
             self.switches = [torch.zeros(0) if s is None else s for s in first]
         for mine, theirs in zip(self.inputs, batch, strict=True):
             mine.copy_(theirs, non_blocking=True)
-        ran = []
-        for i, arch in enumerate(archs):
-            ran.append(self.recorder.record(self._key(i, arch), partial(self._learn, i, arch, len(archs))))
-        if "finish" not in self.recorder.graphs:
-            self.sums.fill_(math.nan)  # so that the warm-up counts as a step to skip
-            ran.append(self.recorder.record("finish", self._finish))
-        if any(ran):
-            torch._foreach_zero_(self.gradients)
-            self.sums.zero_()
+        keys = [self._key(i, arch) for i, arch in enumerate(archs)]
+        if all(key in self.recorder.graphs for key in (*keys, "finish")):
+            return
+        with self.statistics.unchanged():
+            try:
+                for i, (key, arch) in enumerate(zip(keys, archs, strict=True)):
+                    self.recorder.record(key, partial(self._learn, i, arch, len(archs)), self.rehearse)
+                self.sums.fill_(math.nan)  # so that the warm-up counts as a step to skip
+                self.recorder.record("finish", self._finish)
+            finally:
+                torch._foreach_zero_(self.gradients)
+                self.sums.zero_()
 
     def step(self, archs: Sequence[Arch | None], lr: float) -> Pending:
         """Replay the step that was prepared."""
@@ -163,10 +267,14 @@ class GraphSteps:
         return Pending(self.figures)
 
     def close(self) -> None:
-        """Free the memory of recordings and gradients."""
+        """Free the memory of recordings and gradients; the optimiser is again as for eager steps."""
         self.recorder = Recorder(self.device)
         for p in self.parameters:
             p.grad = None
+        for group in self.optimizer.param_groups:
+            group["lr"], group["capturable"] = self.settings.lr, False
+        if getattr(self.optimizer, "found_inf", None) is self.not_finite:
+            del cast(Any, self.optimizer).found_inf
 
     def _key(self, i: int, arch: Arch | None) -> Hashable:
         group = None if arch is None else cast(Any, self.model).group(arch)
@@ -175,9 +283,13 @@ class GraphSteps:
     def _learn(self, i: int, arch: Arch | None, count: int) -> None:
         """Add the gradients of one architecture."""
         settings, (x, y, target) = self.settings, self.inputs
+        if i == 0:
+            self.statistics.keep()
         no_drop = settings.reg_largest_only and i > 0
         paths: AbstractContextManager[None] = without_drop_path(self.model) if no_drop else nullcontext()
-        with paths, self._autocast():
+        # Tensors that a network makes in its forward without naming a device: on the host they could not be recorded.
+        made = self.device if self.rehearse else nullcontext()
+        with paths, made, self._autocast():
             if arch is None:
                 logits = self._half_call(self.half, x) if self.half else self.call(x)
             else:
@@ -201,13 +313,12 @@ class GraphSteps:
         """A plain network's logits with the 16-bit copies of its weights, equal to those autocast would make."""
         half.refresh()
         with self.call.enabled() if isinstance(self.call, CompiledBlocks) else nullcontext():
-            out: Tensor = torch.func.functional_call(self.model, half.copies, (x,))
-        return out
+            return half(x)
 
     def _add_gradients(self, loss: Tensor) -> None:
         """Add the loss's gradients to the sums, in a few launches."""
         if self.half:  # a plain network: one pass a step, so there is nothing to add to
-            self.half.set_gradients(torch.autograd.grad(loss, self.half.leaves, allow_unused=True))
+            self.half.set_gradients(self.half.differentiate(loss))
             return
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(mine, new) for mine, new in zip(self.gradients, found, strict=True) if new is not None]
@@ -221,6 +332,7 @@ class GraphSteps:
             self.figures.copy_(torch.cat([self.sums, norm[None]]))
         self.optimizer.step()
         with torch.no_grad():
+            self.statistics.undo(self.not_finite > 0)
             torch._foreach_zero_(self.gradients)
             self.sums.zero_()
 
@@ -276,24 +388,67 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+class Statistics:
+    """What a forward pass changes in a network, such as the statistics of batch norms; taken back on the device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        by_kind: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in batch_statistics(model):
+            by_kind.setdefault(tensor.dtype, []).append(tensor)
+        self.groups = [(own, FlatBuffer(own, kind), FlatBuffer(own, kind)) for kind, own in by_kind.items()]
+
+    def keep(self) -> None:
+        """Remember them as they are."""
+        for own, before, _ in self.groups:
+            before.fill(own)
+
+    @torch.no_grad()
+    def undo(self, where: Tensor) -> None:
+        """Put back what was kept if ``where``, a tensor of one entry, is true."""
+        for own, before, now in self.groups:
+            now.fill(own)
+            now.whole.copy_(torch.where(where, before.whole, now.whole))
+            torch._foreach_copy_(own, now.parts)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """At the end they are as they were, whatever happened inside."""
+        saved = [(t, t.clone()) for own, _, _ in self.groups for t in own]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in saved:
+                    tensor.copy_(before)
+
+
 class HalfWeights:
     """16-bit copies of the weights of linear layers and convolutions, which autocast would cast at every use.
 
-    Copies and gradients lie in three buffers: a network has hundreds of small tensors, and a launch for each cast and
-    each gradient was a twelfth of a small network's step.
+    Layers of other kinds keep their weights, and autocast does with them what it does in eager steps. Copies and
+    gradients lie in three buffers: a network has hundreds of small tensors, and a launch for each cast and each
+    gradient was a twelfth of a small network's step.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        owners = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-        names = {f"{n}.{leaf}" for n, m in owners for leaf, _ in m.named_parameters(recurse=False)}
+        self.model = model
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        halves = [n for n in named if n in names]
-        others = [n for n in named if n not in names]
+        places = [  # one for each use: modules may share a weight
+            (f"{n}.{leaf}" if n else leaf, p, leaf in _cast_by_autocast(m))
+            for n, m in model.named_modules()
+            for leaf, p in m._parameters.items()
+            if p is not None
+        ]
+        kept = {p for _, p, cast_there in places if not cast_there}
+        halves = [n for n, p in named.items() if p not in kept]
+        others = [n for n, p in named.items() if p in kept]
         self.weights = [named[n] for n in halves]
         self.buffer = FlatBuffer(self.weights, torch.bfloat16)
         self.copies = {n: part.requires_grad_() for n, part in zip(halves, self.buffer.parts, strict=True)}
         self.order = [*halves, *others]
         self.leaves = [*self.copies.values(), *(named[n] for n in others)]  # a loss is differentiated by these
+        copies = dict(zip(self.weights, self.copies.values(), strict=True))
+        self.places = {n: copies[p] for n, p, _ in places if p in copies}
         self.copy_gradients = FlatBuffer(self.weights, torch.float32)
         self.other_gradients = FlatBuffer([named[n] for n in others], torch.float32)
         parts = [*self.copy_gradients.parts, *self.other_gradients.parts]
@@ -304,11 +459,31 @@ class HalfWeights:
         """Copy the weights of this moment."""
         self.buffer.fill(self.weights)
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """The network's output with the copies in the place of its weights."""
+        out: Tensor = torch.func.functional_call(self.model, self.places, (x,), tie_weights=False)
+        return out
+
+    def differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:
+        """Gradients of the leaves."""
+        found = torch.autograd.grad(loss, [*self.leaves, *self.weights], allow_unused=True)
+        if any(g is not None for g in found[len(self.leaves) :]):
+            raise NotRecorded("a weight is also used from outside its layer, where no copy can take its place")
+        return found[: len(self.leaves)]
+
     def set_gradients(self, found: Sequence[Tensor | None]) -> None:
         """Replace the gradients by those of the leaves."""
         every = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(self.leaves, found, strict=True)]
         self.copy_gradients.fill(every[: len(self.copies)])
         self.other_gradients.fill(every[len(self.copies) :])
+
+
+def _cast_by_autocast(layer: nn.Module) -> tuple[str, ...]:
+    """The parameters of a layer that it hands to one product as they are; a subclass may compute with them first."""
+    for kind, calls in ((nn.Linear, ("forward",)), (nn.Conv2d, ("forward", "_conv_forward"))):
+        if isinstance(layer, kind) and all(getattr(type(layer), c) is getattr(kind, c) for c in calls):
+            return "weight", "bias"
+    return ()
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from tailorvit.errors import TailorError
 from tailorvit.families.base import Elastic
 from tailorvit.rng import seed_everything
 from tailorvit.train.compiled import compiled
-from tailorvit.train.graphs import GraphSteps, Pending, can_record
+from tailorvit.train.graphs import GraphSteps, NotRecorded, Pending, can_record
 from tailorvit.train.optim import (
     SliceAdamW,
     Slices,
+    batch_statistics,
     float32_sums,
     make_optimizer,
     optimizer_tensors,
@@ -113,8 +114,7 @@ class State:
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.model, self.optimizer = model, make_optimizer(model, settings)
-        saved = model.state_dict()
-        self.statistics = [b for n, b in model.named_buffers() if n in saved]  # of batch norms: a forward changes them
+        self.statistics = batch_statistics(model)
         # "scale" multiplies the learning rate after roll-backs, "in_row" counts the last steps if they were skipped.
         self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0}
 
@@ -198,11 +198,13 @@ class Trainer:
         self.lr = settings.lr
         self.epoch = EpochSums()
         self.call = compiled(self.model) if settings.compile else self.model
+        self.recordable = True  # until it turns out that it is not
         self.graphs = self._recorder()
         self.launched: deque[Launched] = deque()
 
     def run(self) -> Trained:
         """All steps that are left; after a roll-back some are done again."""
+        self.model.train()
         while self.state.meta["step"] < self.total:
             for batch in self.batches.iterate(self.state.meta["step"], self.total):
                 self.step(batch)
@@ -219,16 +221,16 @@ class Trainer:
     def step(self, batch: Any) -> None:
         """One step; its randomness belongs to (seed, step). The figures of a recorded one are read a step later."""
         step, images = self.state.meta["step"], len(batch.y)
-        self.model.train()
+        if not self.model.training:  # after an evaluation; to say it in every step took a millisecond for 400 modules
+            self.model.train()
         self.lr = self.settings.lr_at(step, self.batches.steps_per_epoch) * self.state.meta["scale"]
         archs = self.rule.archs_at(self.seed, step)
-        if self.graphs is None:
-            seed_everything(self.seed, "step", step)
+        graphs = self._prepared(batch, archs)
+        seed_everything(self.seed, "step", step)  # after a recording, which draws as well
+        if graphs is None:
             self._count(step, images, *self.eager_step(batch, archs, self.lr))
         else:
-            self.graphs.prepare((batch.x, batch.y, batch.target), archs)
-            seed_everything(self.seed, "step", step)  # after the recording, which draws as well
-            self.launched.append(Launched(step, images, len(archs), self.graphs.step(archs, self.lr)))
+            self.launched.append(Launched(step, images, len(archs), graphs.step(archs, self.lr)))
             self._read(leave=1)
         self.state.meta["step"] = step + 1
         if self._epoch_ended():
@@ -359,11 +361,24 @@ class Trainer:
                 self.sink.event("resume", f"resumed at step {self.state.meta['step']} of {self.total}")
 
     def _recorder(self) -> GraphSteps | None:
-        """Recorded steps where they are possible, else None."""
-        optimizer, norms = self.state.optimizer, bool(self.state.statistics)
-        if not can_record(self.model, self.settings, optimizer, self.device, norms):
+        """Recorded steps where they may be possible, else None."""
+        optimizer = self.state.optimizer
+        if not self.recordable or not can_record(self.model, self.settings, optimizer, self.device):
             return None
         return GraphSteps(self.model, self.call, optimizer, self.settings, self.device)
+
+    def _prepared(self, batch: Any, archs: Sequence[Arch | None]) -> GraphSteps | None:
+        """The recorded step for a batch; None where steps run eagerly, from now on if this one cannot be recorded."""
+        if self.graphs is None:
+            return None
+        try:
+            self.graphs.prepare((batch.x, batch.y, batch.target), archs)
+        except NotRecorded as reason:
+            self._read(leave=0)
+            self.graphs.close()
+            self.graphs, self.recordable = None, False
+            self.sink.event("graphs", f"steps cannot be recorded as CUDA graphs and run eagerly: {reason}")
+        return self.graphs
 
     def _epoch_ended(self) -> bool:
         return bool(self.state.meta["step"] % self.batches.steps_per_epoch == 0)

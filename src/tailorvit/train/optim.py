@@ -22,6 +22,12 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target * logits.float().log_softmax(-1)).sum(-1).mean()
 
 
+def batch_statistics(model: nn.Module) -> list[Tensor]:
+    """The buffers a checkpoint holds: those of batch norms, which a forward pass changes."""
+    saved = model.state_dict()
+    return [b for n, b in model.named_buffers() if n in saved]
+
+
 @contextmanager
 def without_drop_path(model: nn.Module) -> Iterator[None]:
     """No drop path inside; the rest stays as in training (evaluation mode would change batch norms)."""

@@ -18,7 +18,7 @@ class TrainSettings:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
     epochs: int = 30
-    batch: int = 128
+    batch: int = 128  # 0 chooses by the number of images
     lr: float = 1e-3  # after warm-up, whatever the batch
     min_lr: float = 1e-5
     schedule: Literal["cosine", "constant"] = "cosine"  # after warm-up
@@ -27,7 +27,7 @@ class TrainSettings:
     weight_decay: float = 0.05
     drop_path: float = 0.0
     clip: float = 1.0  # largest gradient norm; 0 does not clip
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU
     rule: Literal["single_path", "sandwich"] = "single_path"
     distill: bool = False  # sandwich only: the largest network's outputs are the others' targets (BigNAS)
     reg_largest_only: bool = False  # sandwich only: drop path in the largest network alone (BigNAS)
@@ -40,7 +40,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         for name, low, strict in (
             ("epochs", 0, True),
-            ("batch", 0, True),
+            ("batch", 0, False),
             ("lr", 0, True),
             ("min_lr", 0, False),
             ("warmup", 0, False),

@@ -140,7 +140,7 @@ class ElasticLadder(nn.Module):
         self.blocks = nn.ModuleList(Block(shared, width, self.heads, self.hidden, rate) for rate in rates)
         self.norm = LayerNorm(width, shared.eps)
         self.head = Linear(width, shared.classes)
-        start_ladder(self, width)
+        start_ladder(self)
 
     def plan(self, arch: Arch) -> tuple[Width, list[BlockPlan]]:
         """Widths for one call; refuses what the supernet has no weights for."""

@@ -199,7 +199,7 @@ class PlainLadder(PlainNetwork):
         self.norm = nn.LayerNorm(width, shared.eps)
         self.head_drop = nn.Dropout(shared.head_dropout)
         self.head = self.classifier()
-        start_ladder(self, width)
+        start_ladder(self)
         self.trunk = trunk
 
     @classmethod
@@ -308,9 +308,9 @@ class PlainLadder(PlainNetwork):
         return out
 
 
-def start_ladder(model: nn.Module, width: int) -> None:
+def start_ladder(model: nn.Module) -> None:
     """As a ViT starts; gates half open."""
-    initialise(model, width)
+    initialise(model)
     for name, parameter in model.named_parameters():
         if name.endswith("alpha"):
             nn.init.zeros_(parameter)

@@ -139,7 +139,7 @@ class ElasticPiT(nn.Module):
         )
         self.norm = Filters(widths[-1])
         self.head = Dense((shared.classes,), widths[-1])
-        pit_initialise(self, min(h * b for h, b in widths), shared.init, self._inputs())
+        pit_initialise(self, shared.init, self._inputs())
 
     def _inputs(self) -> dict[str, int]:
         """Inputs of an output, per weight: the rest of its shape after the shape of the bias."""

@@ -23,8 +23,9 @@ from tailorvit.families.network import (
     hidden_width,
     picked,
     resized_map,
+    start_scale,
 )
-from tailorvit.families.vit.plain import NARROW, Mlp
+from tailorvit.families.vit.plain import Mlp
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class PitSettings(NetworkSettings):
     channels: int = 3
     classes: int = 1000
     eps: float = 1e-6
-    init: Literal["small", "official"] = "small"  # official: convolutions start at N(0, 1), as released
+    init: Literal["scaled", "paper", "official"] = "scaled"  # official: convolutions start at N(0, 1), as released
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:
@@ -171,7 +172,7 @@ class PlainPiT(PlainNetwork):
         )
         self.norm = nn.LayerNorm(embeds[-1], shared.eps)
         self.head = self.classifier()
-        pit_initialise(self, min(embeds), shared.init)
+        pit_initialise(self, shared.init)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainPiT:
@@ -240,11 +241,10 @@ class PlainPiT(PlainNetwork):
         state["pos_embed"] = resized_map(state["pos_embed"][0], new.shared.grids[0])[None]
 
 
-def pit_initialise(model: nn.Module, embed: int, init: str = "small", inputs: Mapping[str, int] | None = None) -> None:
-    """Truncated normal 0.02 for weights, token and positions; zero biases; convolutions N(0, 1) when ``official``.
+def pit_initialise(model: nn.Module, init: str = "scaled", inputs: Mapping[str, int] | None = None) -> None:
+    """Truncated normal for weights, token and positions; zero biases; convolutions N(0, 1) when ``official``.
 
-    Narrow networks start at half a unit of gain, as the ViT does (plain/vit.py). ``inputs`` says how many numbers an
-    output of a parameter is summed from, where its shape does not.
+    ``inputs`` says how many numbers an output of a parameter is summed from, where its shape does not.
     """
     for name, parameter in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
@@ -257,8 +257,8 @@ def pit_initialise(model: nn.Module, embed: int, init: str = "small", inputs: Ma
             nn.init.normal_(parameter)
         else:
             fan = (inputs or {}).get(name) or parameter[0].numel()
-            scaled = 0.5 * fan**-0.5 if leaf.endswith("weight") and "head" not in name and embed < NARROW else 0.0
-            nn.init.trunc_normal_(parameter, std=max(0.02, scaled))
+            scaled = init == "scaled" and leaf.endswith("weight") and "head" not in name
+            nn.init.trunc_normal_(parameter, std=start_scale(fan) if scaled else 0.02)
 
 
 # -- attention maps ---------------------------------------------------------------------------------------------------

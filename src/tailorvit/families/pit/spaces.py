@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tailorvit.arch import Arch, Value
@@ -68,7 +69,7 @@ def pit_space(
     return Space("pit", tuple(dims), tuple(settings.items()), TIES)
 
 
-_PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "stride": 8}
+_PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "stride": 8, "init": "paper"}
 _DEPTHS = ((1, 2, 3), (4, 6, 8), (2, 4, 6))
 _RATIOS = (2, 4, 6, 8)
 _8PX: dict[str, Any] = {"image_size": (8, 8), "patch": 2, "stride": 1, "channels": 1, "classes": 10}
@@ -111,9 +112,9 @@ def _bases() -> Iterator[int]:
         base += 1 if base < 24 else 2 if base < 64 else 8
 
 
-def _depth(base: int) -> tuple[int, int, int]:
+def _depth(base: float) -> tuple[int, int, int]:
     """Blocks per stage that suit a base: up to PiT's own 2, 6, 4 (at base 32)."""
-    return min(2, 1 + base // 16), max(1, min(6, round(base / 5))), max(1, min(4, round(base / 8)))
+    return min(2, 1 + int(base) // 16), max(1, min(6, round(base / 5))), max(1, min(4, round(base / 8)))
 
 
 def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
@@ -128,23 +129,24 @@ def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
             yield pit_space(bases, depth, heads, (2, 3, 4), settings, (1, 2, 4) if heads[0] != (1,) else (1, 1, 2))
 
 
-def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
-    """Hand-designed PiTs from small to large: heads double from stage to stage, MLP ratio 4."""
+def baseline(settings: Mapping[str, Any], stretch: float = 1.0) -> Iterator[Arch]:
+    """Hand-designed PiTs from small to large: heads double from stage to stage, MLP ratio 4; stretched depth."""
     for base in _bases():
         for first in (1, 2):
-            yield pit_arch(base=base, depth=_depth(base), heads=(first, 2 * first, 4 * first), mlp=4)
+            yield pit_arch(base=base, depth=_depth(base * stretch), heads=(first, 2 * first, 4 * first), mlp=4)
 
 
+SHAPES = {"shallow": partial(baseline, stretch=0.5), "deep": partial(baseline, stretch=1.6)}
 MOST = 48  # patches a side; more would be 2,305 tokens in the first stage
 
 
-def settle(size: tuple[int, int], params: float) -> dict[str, Any]:
+def settle(size: tuple[int, int], params: float, finer: int = 1) -> dict[str, Any]:
     """Patch and stride for an image size: some 27 patches a side for large images, 15 or 7 for small ones.
 
     The patch is two strides, as in PiT, plus what the sides leave over.
     """
     low = min(size)
-    goal = 27 if low >= 128 else 15 if low >= 24 else 7
+    goal = finer * (27 if low >= 128 else 15 if low >= 24 else 7)
     options = []
     for stride in range(1, low // 2 + 1):
         patch = 2 * stride + low % stride
@@ -159,6 +161,9 @@ def settle(size: tuple[int, int], params: float) -> dict[str, Any]:
         )
     _, stride, patch = min(options)
     return {"patch": patch, "stride": stride}
+
+
+STEMS = {"fine": partial(settle, finer=2)}
 
 
 def shrink(space: Space) -> Space:

@@ -21,7 +21,18 @@ from tailorvit.families.shunted.plain import (
     shapes,
     shunted_settings,
 )
-from tailorvit.families.shunted.spaces import ARCHS, SPACES, TINY, auto_space, baseline, settle, shrink, shunted_arch
+from tailorvit.families.shunted.spaces import (
+    ARCHS,
+    SHAPES,
+    SPACES,
+    STEMS,
+    TINY,
+    auto_space,
+    baseline,
+    settle,
+    shrink,
+    shunted_arch,
+)
 
 # -- layer inventory --------------------------------------------------------------------------------------------------
 
@@ -131,6 +142,8 @@ FAMILY = Family(
     auto=auto_space,
     baseline=baseline,
     settle=settle,
+    shapes=SHAPES,
+    stems=STEMS,
     shrink=shrink,
     tiny=TINY,
     outline=outline,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Maps
 from tailorvit.families.network import (
-    NARROW_END,
     Count,
     DropPath,
+    Init,
     NetworkSettings,
     PlainNetwork,
     Sides,
@@ -25,6 +25,7 @@ from tailorvit.families.network import (
     drop_rates,
     hidden_width,
     picked,
+    start_scale,
 )
 
 STAGES = 4
@@ -48,6 +49,7 @@ class ShuntedSettings(NetworkSettings):
     depth_growth: tuple[int, ...] = (0, 1, 3, 0)
     ratios: Literal["half", "four", "same"] = "half"  # MLP ratios (m, m, m/2, m/2), (m, m, 4, 4) or m four times
     eps: float = 1e-6
+    init: Init = "scaled"
 
     @property
     def stem_grid(self) -> tuple[int, int]:
@@ -285,7 +287,7 @@ class PlainShunted(PlainNetwork):
             for i, ratio in enumerate(shared.mlps(mlp))
         )
         self.head = self.classifier()
-        start_shunted(self, self.num_features)
+        start_shunted(self, shared.init)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainShunted:
@@ -352,16 +354,11 @@ class PlainShunted(PlainNetwork):
         return {"reduce": list(self.shared.reductions)}
 
 
-def start_shunted(model: nn.Module, embed: int) -> None:
-    """Truncated normal for linear weights, zero biases; convolutions and norms as torch does.
-
-    The deviation is 0.02, but half a unit of gain in layers under 128 channels of a network that ends narrow, which
-    0.02 nearly mutes (docs/log.md).
-    """
+def start_shunted(model: nn.Module, init: str = "scaled") -> None:
+    """Truncated normal for linear weights, zero biases; convolutions and norms as torch does."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            wide = module.in_features >= 128 or name == "head" or embed >= NARROW_END
-            nn.init.trunc_normal_(module.weight, std=0.02 if wide else max(0.02, 0.5 * module.in_features**-0.5))
+            nn.init.trunc_normal_(module.weight, std=0.02 if name == "head" else start_scale(module.in_features, init))
             nn.init.zeros_(module.bias)
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tailorvit.arch import Arch, Value
@@ -41,7 +42,7 @@ def _space(depth: Sequence[Value], mlp: Sequence[Value], embed: Sequence[Value],
     return Space("shunted", dims, tuple(settings.items()))
 
 
-_PAPER: dict[str, Any] = {"image_size": (224, 224)}  # S4's are the defaults
+_PAPER: dict[str, Any] = {"image_size": (224, 224), "init": "paper"}  # S4's are the defaults
 _NARROW: dict[str, Any] = {"heads": (2, 2, 4, 4), "depth_base": (1, 1, 0, 0), "depth_growth": (0, 0, 1, 1)}
 _8PX: dict[str, Any] = {
     "image_size": (8, 8),
@@ -84,10 +85,10 @@ ARCHS: Mapping[str, Named] = {
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
-def settle(size: tuple[int, int], params: float) -> dict[str, Any]:
-    """Stem, strides, reductions, heads and stages for an image size and a budget."""
+def settle(size: tuple[int, int], params: float, finer: float = 1) -> dict[str, Any]:
+    """Stem, strides, reductions, heads and stages for an image size and a budget; ``finer`` maps are larger."""
     side = min(size)
-    first, last = (2, 2) if side >= 128 else (2, 1) if side >= 24 else (1, 1)
+    first, last = (2, 2) if side >= 128 * finer else (2, 1) if side >= 24 * finer else (1, 1)
     if any(-(-s // first) % last for s in size):
         last = 1
     maps, strides = [-(-side // first) // last], []
@@ -105,6 +106,9 @@ def settle(size: tuple[int, int], params: float) -> dict[str, Any]:
         "reduce": tuple(max(1, min(k, 2 ** int(math.log2(m / 2)))) for k, m in zip((8, 4, 2, 1), maps, strict=True)),
         **(_NARROW if middle else {}),
     }
+
+
+STEMS = {"fine": partial(settle, finer=2.1), "coarse": partial(settle, finer=0.5)}
 
 
 def shrink(space: Space) -> Space:
@@ -130,9 +134,9 @@ def _widths(settings: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         embed += unit if embed < 64 else max(unit, 4 // unit * unit)
 
 
-def _depths(embed: int) -> tuple[int, int]:
+def _depths(embed: int, stretch: float = 1.0) -> tuple[int, int]:
     """Depths that suit a width: Shunted-S has four at 64 channels."""
-    usual = max(1, min(4, round(embed / 16)))
+    usual = max(1, min(round(4 * max(stretch, 1)), round(stretch * embed / 16)))
     return usual, usual + 1
 
 
@@ -144,8 +148,14 @@ def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
             yield _space((max(1, depth - 1), depth, 1), (mlp - 2, mlp, 1), (low, embed, step), **settings)
 
 
-def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
-    """Hand-designed networks from small to large: the published shape, with half its MLP ratio to all of it."""
+def baseline(settings: Mapping[str, Any], stretch: float = 1.0) -> Iterator[Arch]:
+    """Hand-designed networks from small to large: the published shape, with half its MLP ratio to all of it.
+
+    ``stretch`` multiplies the depth that belongs to a width.
+    """
     for embed, _ in _widths(settings):
-        for depth, mlp in itertools.product(_depths(embed), (4, 6, 8)):
+        for depth, mlp in itertools.product(_depths(embed, stretch), (4, 6, 8)):
             yield shunted_arch(embed, depth, mlp)
+
+
+SHAPES = {"shallow": partial(baseline, stretch=0.4), "deep": partial(baseline, stretch=2.5)}

@@ -146,7 +146,7 @@ class ElasticViT(nn.Module):
         )
         self.norm = LayerNorm(self.embed, self.shared.eps)
         self.head = Linear(self.embed, self.shared.classes)
-        initialise(self, self.embed)
+        initialise(self, self.shared.init)
         conv = nn.Conv2d(
             self.shared.channels, self.embed, self.shared.patch
         )  # for torch's initialisation of patch weights

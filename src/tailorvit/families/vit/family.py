@@ -16,7 +16,18 @@ from tailorvit.families.network import hidden_width
 from tailorvit.families.vit.elastic import ElasticViT, build, extract
 from tailorvit.families.vit.plain import PlainViT, ViTSettings, attention, vit_settings
 from tailorvit.families.vit.relative import fused_width, table_rows
-from tailorvit.families.vit.spaces import ARCHS, SPACES, TINY, auto_space, baseline, settle, shrink, vit_arch
+from tailorvit.families.vit.spaces import (
+    ARCHS,
+    SHAPES,
+    SPACES,
+    STEMS,
+    TINY,
+    auto_space,
+    baseline,
+    settle,
+    shrink,
+    vit_arch,
+)
 
 # -- layer inventory --------------------------------------------------------------------------------------------------
 
@@ -150,6 +161,8 @@ FAMILY = Family(
     auto=auto_space,
     baseline=baseline,
     settle=settle,
+    shapes=SHAPES,
+    stems=STEMS,
     shrink=shrink,
     tiny=TINY,
     outline=outline,

@@ -14,6 +14,7 @@ from tailorvit.errors import TailorError
 from tailorvit.families.base import Maps
 from tailorvit.families.network import (
     DropPath,
+    Init,
     NetworkSettings,
     PlainNetwork,
     Sides,
@@ -22,6 +23,7 @@ from tailorvit.families.network import (
     hidden_width,
     picked,
     resized_map,
+    start_scale,
 )
 from tailorvit.families.vit.relative import (
     Execution,
@@ -50,6 +52,7 @@ class ViTSettings(NetworkSettings):
     qkv_bias: bool = True
     eps: float = 1e-6
     qkv: Literal["aligned", "official"] = "aligned"  # a supernet's cut of its Q-K-V bias; nothing to a plain network
+    init: Init = "scaled"
 
     @property
     def grid(self) -> Grid:
@@ -155,7 +158,6 @@ class PlainViT(PlainNetwork):
 
     POOLS: ClassVar[Mapping[str, str | None]] = {"avg": "gap", "token": "cls"}
     kind: ClassVar[str] = "vit"
-    recordable: ClassVar[bool] = True
     shared: ViTSettings
 
     def __init__(
@@ -180,7 +182,7 @@ class PlainViT(PlainNetwork):
         )
         self.norm = nn.LayerNorm(embed, shared.eps)
         self.head = self.classifier()
-        initialise(self, embed)
+        initialise(self, shared.init)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainViT:
@@ -274,14 +276,10 @@ def filled_table(table: Tensor, reach: int, before: int, after: int) -> Tensor:
     return filled
 
 
-NARROW = 128  # channels; the papers' networks are all wider
+def initialise(model: nn.Module, init: str = "scaled") -> None:
+    """Truncated normal: linear weights by their inputs (:func:`start_scale`), tables, tokens and positions at 0.02.
 
-
-def initialise(model: nn.Module, embed: int) -> None:
-    """Truncated normal 0.02 for linear weights, tables, tokens, positions; zero biases; convolutions as torch does.
-
-    Narrow networks start their linear weights at half a unit of gain instead: 0.02 nearly mutes 48 channels, and costs
-    1.4 points on digits after 40 epochs (docs/log.md). At the papers' widths both come to about 0.02.
+    Zero biases; convolutions as torch does.
     """
     for name, parameter in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
@@ -293,8 +291,7 @@ def initialise(model: nn.Module, embed: int) -> None:
             nn.init.ones_(parameter)
         else:
             linear = leaf in ("weight", "qkv_weight") and "head" not in name
-            scaled = 0.5 * parameter.shape[-1] ** -0.5 if linear and embed < NARROW else 0.0
-            nn.init.trunc_normal_(parameter, std=max(0.02, scaled))
+            nn.init.trunc_normal_(parameter, std=start_scale(parameter.shape[-1], init) if linear else 0.02)
 
 
 # -- attention maps ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tailorvit.arch import Arch, Value
@@ -26,8 +27,22 @@ def _space(
     return Space("vit", block_dims(depth, mlp, heads, embed), tuple(settings.items()))
 
 
-_PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "head_dim": 64, "reach": 14, "eps": 1e-5}
-_DEIT: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "relative": False, "pool": "cls", "eps": 1e-6}
+_PAPER: dict[str, Any] = {
+    "image_size": (224, 224),
+    "patch": 16,
+    "head_dim": 64,
+    "reach": 14,
+    "eps": 1e-5,
+    "init": "paper",
+}
+_DEIT: dict[str, Any] = {
+    "image_size": (224, 224),
+    "patch": 16,
+    "relative": False,
+    "pool": "cls",
+    "eps": 1e-6,
+    "init": "paper",
+}
 
 
 def _small(size: int, patch: int, head_dim: int) -> dict[str, Any]:
@@ -87,9 +102,9 @@ ARCHS: Mapping[str, Named] = {
 }
 
 
-def _depths(embed: int, most: int) -> list[int]:
+def _depths(embed: int, most: int, stretch: float = 1.0) -> list[int]:
     """Depths that suit a width: DeiT-Ti's sixteen channels a block, one more or less, between two and ``most``."""
-    usual = round(embed / 16)
+    usual = round(stretch * embed / 16)
     return sorted({max(2, min(most, d)) for d in (usual - 1, usual, usual + 1)})
 
 
@@ -117,13 +132,18 @@ def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
             )
 
 
-def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
-    """Hand-designed ViTs from small to large: uniform blocks, MLP ratio 4, heads times head width near the width."""
+def baseline(settings: Mapping[str, Any], stretch: float = 1.0) -> Iterator[Arch]:
+    """Hand-designed ViTs from small to large: uniform blocks, MLP ratio 4, heads times head width near the width.
+
+    ``stretch`` multiplies the depth that belongs to a width.
+    """
     head_dim = int(settings["head_dim"])
     for embed in _widths():
-        for depth in _depths(embed, 12):
+        for depth in _depths(embed, round(12 * max(stretch, 1)), stretch):
             yield vit_arch(embed, max(1, round(embed / head_dim)), 4, depth)
 
+
+SHAPES = {"shallow": partial(baseline, stretch=0.5), "deep": partial(baseline, stretch=1.6)}
 
 # -- settings and small forms -----------------------------------------------------------------------------------------
 
@@ -131,12 +151,12 @@ def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
 TINY = {"depth": 2, "embed": 24, "heads": 2, "mlp": 2}
 
 
-def patch_for(size: tuple[int, int]) -> int:
+def patch_for(size: tuple[int, int], finer: int = 1) -> int:
     """The patch that cuts the short side into about 8 pieces (14 for large images), four at least (two under 8 px)."""
     side, common = min(size), math.gcd(*size)
-    goal = 8 if side <= 128 else 14
+    goal = finer * (8 if side <= 128 else 14)
     fewest = 4 if side >= 8 else 2
-    options = [p for p in range(1, side // fewest + 1) if common % p == 0 and side // p <= 16]
+    options = [p for p in range(1, side // fewest + 1) if common % p == 0 and side // p <= 16 * finer]
     if not options:
         high, wide = (max(8, round(s / 8) * 8) for s in size)
         want = f"--image-size {high}" if high == wide else f"--set data.image_size=[{high},{wide}]"
@@ -153,10 +173,13 @@ def head_dim_for(params: float) -> int:
     return 16 if params < 300_000 else 32 if params < 3_000_000 else 64
 
 
-def settle(size: tuple[int, int], params: float) -> dict[str, Any]:
-    """Patch, head width and reach of relative position for an image size and a budget."""
-    patch = patch_for(size)
+def settle(size: tuple[int, int], params: float, finer: int = 1) -> dict[str, Any]:
+    """Patch, head width and reach of relative position for an image size and a budget; ``finer`` cuts more patches."""
+    patch = patch_for(size, finer)
     return {"patch": patch, "head_dim": head_dim_for(params), "reach": max(1, min(14, max(size) // patch - 1))}
+
+
+STEMS = {"fine": partial(settle, finer=2)}
 
 
 def shrink(space: Space) -> Space:

@@ -184,7 +184,7 @@ class ElasticWindows(nn.Module):
             embed = shape.embed
         self.norm = LayerNorm(embed, shared.eps)
         self.head = Linear(embed, shared.classes)
-        start_windows(self, embed)
+        start_windows(self, shared.init)
         conv = nn.Conv2d(shared.channels, self.shapes[0].embed, shared.patch)  # for torch's initialisation
         assert conv.bias is not None
         self.patch_embed.weight.data.copy_(conv.weight.data)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tailorvit.families.base import Maps
 from tailorvit.families.network import (
-    NARROW_END,
     DropPath,
+    Init,
     NetworkSettings,
     PlainNetwork,
     Sides,
@@ -27,6 +27,7 @@ from tailorvit.families.network import (
     hidden_width,
     picked,
     resized_map,
+    start_scale,
 )
 from tailorvit.families.vit.plain import Mlp
 
@@ -146,6 +147,7 @@ class WindowSettings(NetworkSettings):
     classes: int = 1000
     qkv_bias: bool = True
     eps: float = 1e-5
+    init: Init = "scaled"
 
     @property
     def maps(self) -> tuple[Sides, ...]:
@@ -331,7 +333,7 @@ class PlainWindowed(PlainNetwork):
             before, start = shape.embed, start + len(own)
         self.norm = nn.LayerNorm(before, shared.eps)
         self.head = self.classifier()
-        start_windows(self, before)
+        start_windows(self, shared.init)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], drop_path: float = 0.0) -> PlainWindowed:
@@ -442,11 +444,8 @@ def scaled_windows(model: PlainWindowed, size: Sides) -> dict[int, int]:
     return found
 
 
-def start_windows(model: nn.Module, embed: int) -> None:
-    """Truncated normal 0.02 for linear weights and tables, zero biases; convolutions as torch does.
-
-    A network that ends narrow starts its linear weights at half a unit of gain, as narrow ViTs do (docs/log.md).
-    """
+def start_windows(model: nn.Module, init: str = "scaled") -> None:
+    """Truncated normal for linear weights and tables, zero biases; convolutions as torch does."""
     for name, parameter in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
         if name.startswith("patch_embed.") and "norm" not in name:
@@ -458,8 +457,7 @@ def start_windows(model: nn.Module, embed: int) -> None:
         else:
             linear = leaf.endswith("weight") and "head" not in name
             inputs = parameter.shape[-1] if leaf == "qkv_weight" else parameter[0].numel()
-            scaled = 0.5 * inputs**-0.5 if linear and embed < NARROW_END else 0.0
-            nn.init.trunc_normal_(parameter, std=max(0.02, scaled))
+            nn.init.trunc_normal_(parameter, std=start_scale(inputs, init) if linear else 0.02)
 
 
 # -- attention maps ---------------------------------------------------------------------------------------------------

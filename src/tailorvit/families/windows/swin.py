@@ -62,7 +62,14 @@ def _space(depth: Sequence[Value], mlp: Sequence[Value], embed: Sequence[Value],
     return Space("swin", dims, tuple(settings.items()))
 
 
-_PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 4, "depths": (2, 2, 2), "window": 7, "eps": 1e-5}
+_PAPER: dict[str, Any] = {
+    "image_size": (224, 224),
+    "patch": 4,
+    "depths": (2, 2, 2),
+    "window": 7,
+    "eps": 1e-5,
+    "init": "paper",
+}
 _S4: dict[str, Any] = {**_PAPER, "heads": (3, 6, 12, 12)}
 _SMALL: dict[str, Any] = {"image_size": (8, 8), "patch": 1, "window": 4, "depths": (1, 1, 1), "heads": (1, 2, 4, 4)}
 _DIGITS: dict[str, Any] = {**_SMALL, "channels": 1, "classes": 10}

@@ -106,7 +106,7 @@ def _space(stages: Sequence[Row], shifts: Mapping[str, Value], minima: Mapping[s
     return Space("windowed", tuple(dims), tuple(settings.items()))
 
 
-_PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 4, "head_dim": 32, "eps": 1e-5}
+_PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 4, "head_dim": 32, "eps": 1e-5, "init": "paper"}
 _S3: Row = {"depth": (2, 3, 4), "embed": (224, 256, 288), "mlp": (3, 3.5, 4), "qkv": (224, 256, 288), "window": (7, 14)}
 _STEPS: Mapping[str, Value] = {"depth": 1, "embed": 64, "mlp": 0.5, "qkv": 64, "window": 7}
 _DIGITS: dict[str, Any] = {"image_size": (8, 8), "patch": 1, "head_dim": 8, "channels": 1, "classes": 10}

@@ -1,0 +1,442 @@
+"""The contest: family, stem, shape, learning rate and augmentation, chosen by short trainings before anything else.
+
+It goes in rounds. Each round asks one question, and adds entries that differ from the best so far in that one thing.
+All entries of a round train for the same number of epochs, each round from the learning rate down to nothing, and the
+best on the search images go on to the next round with the weights they have. Every round's result is stored, so a
+killed contest goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tailorvit.arch import Arch
+from tailorvit.costs.limits import Limits
+from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
+from tailorvit.data.augment import LADDER
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.families import FAMILIES, family
+from tailorvit.families.base import around
+from tailorvit.methods import Method
+from tailorvit.methods.first_space import data_settings
+from tailorvit.rng import seed_everything
+from tailorvit.search import Candidate
+from tailorvit.space import Space
+from tailorvit.train import Fixed, TrainSettings, hits
+
+if TYPE_CHECKING:
+    from tailorvit.config import Config
+    from tailorvit.data import Data
+    from tailorvit.methods.session import Session
+
+AUTO = "auto"  # as a family: all that fit take part
+USUAL = "usual"  # the stem that suits the image size
+HAND = "hand-designed"
+RATES = (0.5, 1.0, 2.0)  # times the recipe's learning rate
+SHARES = {"family": 1 / 15, "shape": 1 / 15, "learning rate": 1 / 10, "augmentation": 1 / 5}  # of the final epochs
+KEPT = 2  # entries that go on from one round to the next
+WARMUP = 0.2  # of a round's epochs, at most
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One who takes part: a network and how it is trained."""
+
+    family: str
+    stem: str
+    shape: str
+    arch: Arch
+    settings: tuple[tuple[str, Any], ...]  # shared settings of the family: image size, patch, ...
+    augment: str
+    lr: float
+
+    @property
+    def label(self) -> str:
+        """As a person should read it."""
+        stem = "" if self.stem == USUAL else f" {self.stem}"
+        return f"{self.family}{stem}, {self.shape}, {self.augment} augmentation, learning rate {self.lr:g}"
+
+    @property
+    def space(self) -> Space:
+        """The space that holds this network alone."""
+        return Space(self.family, around(self.arch), self.settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        settings = {k: list(v) if isinstance(v, tuple) else v for k, v in self.settings}
+        return {**vars(self), "arch": self.arch.to_dict(), "settings": settings}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Entry:
+        """Read :meth:`to_dict`'s form."""
+        settings = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in data["settings"].items())
+        return cls(**{**data, "arch": Arch.from_dict(data["arch"]), "settings": settings})
+
+
+@dataclass
+class Standing:
+    """How an entry has done so far."""
+
+    entry: Entry
+    weights: str | None = None  # the stage that left the weights it has; None before its first training
+    epochs: int = 0  # that its weights have seen
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    correct: Any = None  # for each search image whether it was right, after the last round
+
+    @property
+    def accuracy(self) -> float:
+        """Percent of the search images, after the last round."""
+        return float(self.rounds[-1]["accuracy"]) if self.rounds else 0.0
+
+
+# -- who takes part ---------------------------------------------------------------------------------------------------
+
+
+def first_entries(
+    family_name: str, data: Data, limits: Limits, train: TrainSettings, device: str = "cpu"
+) -> tuple[list[Entry], list[str]]:
+    """The hand-designed network of every family and stem that fits data and limits; and why others do not."""
+    names = _families(data) if family_name == AUTO else [family(family_name).name]
+    entries: list[Entry] = []
+    refused: list[str] = []
+    for name in names:
+        for stem in (USUAL, *family(name).stems):
+            try:
+                settings = _settings(name, stem, data, limits)
+                found = largest_of(family(name).baseline, name, settings, limits, device)
+            except TailorError as error:
+                refused.append(f"{name}{'' if stem == USUAL else ' ' + stem}: {error}")
+                continue
+            if found is None:
+                refused.append(f"{name}: none keeps {limits.describe()}")
+            elif all((name, settings) != (e.family, e.settings) for e in entries):
+                entries.append(Entry(name, stem, HAND, found, settings, _mildest(train), train.lr))
+    if not entries:
+        raise InfeasibleError(f"No family fits the data and the limits. {'; '.join(refused)}.")
+    return entries, refused
+
+
+def _mildest(train: TrainSettings) -> str:
+    """Families and shapes are compared under one augmentation: the recipe's, or where that is open the mildest."""
+    return LADDER[0] if train.augment == AUTO else train.augment
+
+
+def _families(data: Data) -> list[str]:
+    """Families whose networks read images; one for features of a trunk takes part only where there is a trunk."""
+    return [f.name for f in FAMILIES.working() if f.plain.takes_features == (data.trunk is not None)]
+
+
+def _settings(name: str, stem: str, data: Data, limits: Limits) -> tuple[tuple[str, Any], ...]:
+    settings = data_settings(None, data, limits, name)
+    if stem != USUAL:
+        params = limits.high("params") or (limits.high("macs") or 1e12) / 50
+        high, wide = data.image_size
+        settings.update(family(name).stems[stem]((high, wide), params))
+        family(name).settings(settings)
+    return tuple(settings.items())
+
+
+def largest_of(
+    row: Callable[[Mapping[str, Any]], Iterator[Arch]],
+    family_name: str,
+    settings: Iterable[tuple[str, Any]],
+    limits: Limits,
+    device: str = "cpu",
+) -> Arch | None:
+    """The largest network of a growing row that keeps the limits; None where none does."""
+    known = dict(settings)
+    meter, counted = Meter(family_name, known, limits, device=device), Meter(family_name, known, limits.counted())
+    if not limits.measured:
+        return largest_fitting(row(known), meter.fits, meter.size)
+    found = largest_measured(list(growing(row(known), counted.fits)), meter.under, meter.counter.macs)
+    return found if found is not None and meter.fits(found) else None
+
+
+# -- the rounds -------------------------------------------------------------------------------------------------------
+
+
+class Contest:
+    """The rounds of one run."""
+
+    def __init__(self, session: Session, entries: Sequence[Entry], epochs: int) -> None:
+        self.session, self.epochs = session, epochs  # of the final training
+        self.standings = [Standing(e) for e in entries]
+        self.rounds: list[dict[str, Any]] = []
+        self.worth: list[dict[str, Any]] = []
+
+    def hold(self) -> Standing:
+        """All rounds; the winner."""
+        still = self.ask("family", list(range(len(self.standings))))
+        still = self.ask("shape", [*still, *self._newcomers("shape", still, self._shapes)])
+        still = self.ask("learning rate", [*still, *self._newcomers("learning rate", still, self._rates)])
+        still = self.ask("augmentation", [*still, *self._newcomers("augmentation", still, self._augments)])
+        return self.standings[still[0]]
+
+    def facts(self, winner: Standing) -> dict[str, Any]:
+        """For result.json and the report."""
+        entries = []
+        for number, standing in enumerate(self.standings):
+            entry = standing.entry
+            params, macs = self.session.for_space(entry.space).meter.counter.both(entry.arch)
+            entries.append(
+                {
+                    "id": number,
+                    **entry.to_dict(),
+                    "params": params,
+                    "macs": macs,
+                    "rungs": standing.rounds,
+                    "won": standing is winner,
+                }
+            )
+        number = self.standings.index(winner)
+        return {
+            "entries": entries,
+            "rungs": self.rounds,
+            "worth": self.worth,
+            "winner": number,
+            "why": self._why(winner),
+        }
+
+    def _why(self, winner: Standing) -> str:
+        most = max((w for w in self.worth if w["points"] > 0), key=lambda w: w["points"], default=None)
+        text = f"{winner.entry.label} won with {winner.accuracy:.1f} % of the search images"
+        if most is None:
+            return f"{text}."
+        return f"{text}; most was gained by the choice of {most['what']} ({most['points']:.1f} points)."
+
+    # -- one round ----------------------------------------------------------------------------------------------------
+
+    def ask(self, what: str, numbers: list[int]) -> list[int]:
+        """One round: train these on and keep the best, the best first."""
+        if len(numbers) < 2:
+            return numbers
+        number, epochs = len(self.rounds), max(1, round(SHARES[what] * self.epochs))
+        total = max(self.standings[n].epochs for n in numbers) + epochs
+        for done, n in enumerate(numbers, 1):
+            self._train(n, number, total - self.standings[n].epochs)
+            self.session.progress.step(f"contest, {what}", done, len(numbers), {"accuracy": self.standings[n].accuracy})
+        ranked = sorted(numbers, key=lambda n: -self.standings[n].accuracy)  # of equals the first stays ahead
+        first = self._strongest_tied(ranked) if what == "augmentation" else ranked[0]
+        kept = [first, *(n for n in ranked if n != first)][:KEPT]
+        for n in numbers:
+            self.standings[n].rounds[-1]["kept"] = n in kept
+        self._forget(number, numbers, kept)
+        self.rounds.append({"rung": number, "asks": what, "epochs": epochs, "entries": len(numbers), "kept": len(kept)})
+        self._weigh(what, ranked)
+        best = self.standings[kept[0]]
+        self.session.log_once(
+            "contest",
+            f"Contest, {what}: {len(numbers)} entries, {epochs} epoch(s); ahead is {best.entry.label}, with "
+            f"{best.accuracy:.1f} % of the search images.",
+        )
+        return kept
+
+    def _train(self, n: int, number: int, epochs: int) -> None:
+        """Train entry n on for one round, or read how it went where that is stored."""
+        session, standing = self.session.for_space(self.standings[n].entry.space), self.standings[n]
+        stage, known = f"contest-{number}-{n}", self.session.run.result(f"contest-{number}-{n}")
+        if known is None or "correct" not in known:
+            settings = contest_training(session.config.final.train, standing.entry, epochs)
+            seed_everything(session.seed, "init", "plain")
+            model = session.build(standing.entry.arch, settings.drop_path)
+            if standing.weights is not None:
+                session.read_weights(model, standing.weights)
+            model = session.fit(model, Fixed(), settings, stage, stream=f"contest-{number}")
+            correct = hits(model, session.search_batches(), session.device)
+            known = {
+                "accuracy": 100 * float(correct.mean()),
+                "images": len(correct),
+                "correct": np.packbits(correct).tobytes().hex(),
+            }
+            trial = session.trial(Candidate(standing.entry.arch, "contest"), known["accuracy"], number)
+            session.run.record_trials(stage, [vars(trial)])
+            session.run.finish(stage, known)
+        bits = np.frombuffer(bytes.fromhex(known["correct"]), dtype=np.uint8)
+        standing.correct = np.unpackbits(bits)[: known["images"]].astype(np.float64)
+        standing.weights, standing.epochs = stage, standing.epochs + epochs
+        standing.rounds.append(
+            {
+                "rung": number,
+                "epochs": epochs,
+                "total_epochs": standing.epochs,
+                "accuracy": known["accuracy"],
+                "images": known["images"],
+                "seconds": session.run.seconds().get(stage, 0.0),
+                "kept": True,
+            }
+        )
+
+    def _forget(self, number: int, numbers: list[int], kept: list[int]) -> None:
+        """Delete weights nobody goes on with: those of the losers, and those of the round before."""
+        for n in numbers:
+            if n not in kept:
+                self.session.run.drop_checkpoint(f"contest-{number}-{n}")
+        for n in range(len(self.standings)) if number else ():
+            self.session.run.drop_checkpoint(f"contest-{number - 1}-{n}")
+
+    # -- who comes in -------------------------------------------------------------------------------------------------
+
+    def _newcomers(self, what: str, still: list[int], variants: Callable[[Entry], Iterator[Entry]]) -> list[int]:
+        """Entries that differ in one thing from those still in; they go on from the same weights where these fit."""
+        first, parents = len(self.standings), [self.standings[n] for n in still]
+        known = self.session.run.result(f"contest-entries {what}")
+        if known is None:  # stored, because a latency measured again might choose others
+            known = [[e.to_dict() for e in variants(parent.entry)] for parent in parents]
+            self.session.run.finish(f"contest-entries {what}", known)
+        found = [[Entry.from_dict(e) for e in row] for row in known]
+        for parent, row in zip(parents, found, strict=True):
+            for entry in row:
+                if all(entry != s.entry for s in self.standings):
+                    fits = entry.arch == parent.entry.arch
+                    weights, epochs = (parent.weights, parent.epochs) if fits else (None, 0)
+                    self.standings.append(Standing(entry, weights, epochs))
+        return list(range(first, len(self.standings)))
+
+    def _shapes(self, entry: Entry) -> Iterator[Entry]:
+        session = self.session
+        for name, row in family(entry.family).shapes.items():
+            arch = largest_of(row, entry.family, entry.settings, session.limits, session.device)
+            if arch is not None and arch != entry.arch:
+                yield replace(entry, shape=name, arch=arch)
+
+    def _rates(self, entry: Entry) -> Iterator[Entry]:
+        for factor in RATES:
+            yield replace(entry, lr=factor * self.session.config.final.train.lr)
+
+    def _augments(self, entry: Entry) -> Iterator[Entry]:
+        if self.session.config.final.train.augment == AUTO:
+            yield from (replace(entry, augment=name) for name in LADDER)
+
+    # -- comparisons --------------------------------------------------------------------------------------------------
+
+    def _difference(self, a: Standing, b: Standing) -> tuple[float, float]:
+        """How many points a is ahead of b, and its standard error, over the same images."""
+        ahead = 100 * (a.correct - b.correct)
+        return float(ahead.mean()), float(ahead.std() / np.sqrt(max(len(ahead) - 1, 1)))
+
+    def _strongest_tied(self, ranked: list[int]) -> int:
+        """The best; of those that cannot be told from it, and differ in augmentation only, the strongest augmented.
+
+        The final training is longer than these, and a longer training bears more augmentation.
+        """
+        best = self.standings[ranked[0]]
+        tied = []
+        for n in ranked:
+            points, error = self._difference(best, self.standings[n])
+            if replace(self.standings[n].entry, augment=best.entry.augment) == best.entry and points <= error:
+                tied.append(n)
+        return max(tied, key=lambda n: _strength(self.standings[n].entry.augment))
+
+    def _weigh(self, what: str, ranked: list[int]) -> None:
+        """What a choice was worth: the best against the worst that differ from it in this one thing."""
+        best = self.standings[ranked[0]]
+        for thing in ("family", "stem") if what == "family" else (what,):
+            leaders: dict[Any, Standing] = {}
+            for row in (self.standings[n] for n in ranked):
+                if _others(row.entry, thing) == _others(best.entry, thing):
+                    leaders.setdefault(_value(row.entry, thing), row)
+            if len(leaders) < 2:
+                continue
+            worst = list(leaders.values())[-1]
+            points, error = self._difference(best, worst)
+            self.worth.append(
+                {
+                    "what": thing,
+                    "best": _value(best.entry, thing),
+                    "worst": _value(worst.entry, thing),
+                    "points": points,
+                    "low": points - 1.96 * error,
+                    "high": points + 1.96 * error,
+                }
+            )
+
+
+def _value(entry: Entry, what: str) -> Any:
+    return {
+        "family": entry.family,
+        "stem": entry.stem,
+        "shape": entry.shape,
+        "learning rate": entry.lr,
+        "augmentation": entry.augment,
+    }[what]
+
+
+def _others(entry: Entry, what: str) -> tuple[Any, ...]:
+    """All choices but one; families are compared at their best stem."""
+    names = ("family", "stem", "shape", "learning rate", "augmentation")
+    return tuple(_value(entry, n) for n in names if n != what and not (what == "family" and n == "stem"))
+
+
+def _strength(augment: str) -> int:
+    return LADDER.index(augment) if augment in LADDER else -1
+
+
+def contest_training(final: TrainSettings, entry: Entry, epochs: int) -> TrainSettings:
+    """The final training with the entry's choices, for a round of that many epochs; the warm-up shortened alike."""
+    warmup = min(final.warmup, WARMUP * epochs)
+    return replace(final, epochs=epochs, warmup=warmup, augment=entry.augment, lr=entry.lr, compile=False)
+
+
+# -- the method -------------------------------------------------------------------------------------------------------
+
+
+def after_contest(session: Session) -> tuple[Session, Standing, dict[str, Any]]:
+    """Hold the contest; the run as it goes on with the winner, the winner, and the facts of result.json."""
+    from tailorvit.methods.schedule import final_epochs, plan_time
+
+    run, config = session.run, session.config
+    known = run.result("contest-entries")
+    entries = [Entry.from_dict(e) for e in known] if known else list(session.plan.entries)
+    if known is None:
+        run.finish("contest-entries", [e.to_dict() for e in entries])
+    seconds, plan = config.seconds(), None
+    if seconds is not None:
+        plan = run.result("plan")
+        if plan is None:
+            with session.timed("plan"):
+                plan = plan_time(session, entries, seconds)
+            run.finish("plan", plan)
+        slow = [row["label"] for row in plan["entries"] if not row["inside"]]
+        entries = [e for e, row in zip(entries, plan["entries"], strict=True) if row["inside"]]
+        text = f"Plan: {len(entries)} entries, about {plan['epochs']} final epochs"
+        session.log_once("plan", text + (f"; too slow for the time: {', '.join(slow)}." if slow else "."))
+    contest = Contest(session, entries, plan["epochs"] if plan else config.final.train.epochs)
+    winner = contest.hold()
+    epochs = config.final.train.epochs
+    if seconds is not None:
+        left = run.result("plan-final")
+        if left is None:
+            left = {"epochs": final_epochs(session, winner, seconds)}
+            run.finish("plan-final", left)
+        epochs = int(left["epochs"])
+    facts = {"contest": contest.facts(winner), **({} if plan is None else {"plan": {**plan, "final_epochs": epochs}})}
+    return session.for_space(winner.entry.space, won(config, winner.entry, epochs)), winner, facts
+
+
+def won(config: Config, entry: Entry, epochs: int) -> Config:
+    """The recipe with what the contest chose."""
+    final = replace(config.final.train, augment=entry.augment, lr=entry.lr, epochs=epochs)
+    train = replace(config.train, augment=entry.augment, lr=entry.lr)
+    # The hand-designed network needs no second training as the baseline where it is the winner itself.
+    baseline = (
+        False if config.baseline is True and entry.shape == HAND and config.method == "contest" else config.baseline
+    )
+    return replace(
+        config, family=entry.family, baseline=baseline, train=train, final=replace(config.final, train=final)
+    )
+
+
+def contest(session: Session) -> dict[str, Any]:
+    """Hold the contest, train the winner."""
+    from tailorvit.methods.finish import finish
+
+    session, winner, facts = after_contest(session)
+    trial = session.trial(Candidate(winner.entry.arch, "contest"), winner.accuracy, 0)
+    return {**finish(session, [trial], None), **facts}
+
+
+METHOD = Method("contest", "choose family, shape, augmentation and learning rate by short trainings", contest)

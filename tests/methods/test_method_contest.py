@@ -1,0 +1,209 @@
+"""The contest: who takes part, rounds, ties, time plans."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import tailorvit
+from tailorvit import api
+from tailorvit.costs.limits import Limits
+from tailorvit.costs.meter import Meter
+from tailorvit.data import open_data
+from tailorvit.data.augment import LADDER
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.methods import contest as contests
+from tailorvit.methods import schedule
+from tailorvit.methods.contest import HAND, Contest, Entry, Standing, first_entries
+from tailorvit.runs import Run
+from tailorvit.train import TrainSettings
+
+SETS = {"train.augment": "auto", "final.train.augment": "auto", "train.epochs": 15, "final.train.epochs": 3}
+SMALL = {**SETS, "data.limit": 200, "analysis.images": 0, "analysis.mistakes": 0}
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("contest") / "run"
+    return tailorvit.run("image-folder", tiny=True, settings=SMALL, out=folder, progress="quiet"), folder
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_data("digits")
+
+
+def test_every_family_that_reads_images_takes_part_at_the_limit(digits):
+    limits = Limits.of(max_params="60k")
+    entries, _ = first_entries("auto", digits, limits, TrainSettings())
+    assert {e.family for e in entries} == {"vit", "pit", "shunted", "swin", "windowed"}
+    for entry in entries:
+        meter = Meter(entry.family, dict(entry.settings), limits)
+        assert meter.fits(entry.arch) and meter.counter.params(entry.arch) > 45_000, entry.label
+        assert entry.augment == LADDER[0] and Entry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
+    networks = [(e.family, e.settings) for e in entries]
+    assert len(set(networks)) == len(networks)
+
+
+def test_one_family_alone_and_none_that_fits(digits):
+    entries, _ = first_entries("shunted", digits, Limits.of(max_params="60k"), TrainSettings(augment="none"))
+    assert {e.family for e in entries} == {"shunted"} and {e.augment for e in entries} == {"none"}
+    with pytest.raises(InfeasibleError, match="No family fits the data and the limits"):
+        first_entries("auto", digits, Limits.of(max_params=30), TrainSettings())
+
+
+def test_rounds_ask_one_thing_each_and_survivors_train_on(held):
+    result, _ = held
+    found = result["contest"]
+    assert [r["asks"] for r in found["rungs"]] == ["family", "shape", "learning rate", "augmentation"]
+    entries = found["entries"]
+    for number, rung in enumerate(found["rungs"]):
+        rows = [e for e in entries if any(r["rung"] == number for r in e["rungs"])]
+        ends = {r["total_epochs"] for e in rows for r in e["rungs"] if r["rung"] == number}
+        assert len(rows) == rung["entries"] and len(ends) == 1, "all have seen as many epochs"
+        assert sum(r["kept"] for e in rows for r in e["rungs"] if r["rung"] == number) == rung["kept"]
+    last = [e for e in entries if e["rungs"][-1]["rung"] == 3]
+    assert {e["augment"] for e in last} == set(LADDER)
+    assert {e["lr"] for e in entries} == {0.0005, 0.001, 0.002}
+    winner = entries[found["winner"]]
+    assert winner["won"] and sum(e["won"] for e in entries) == 1 and winner in last
+    assert found["why"].startswith(winner["family"])
+
+
+def test_the_winner_is_trained_as_the_contest_chose(held):
+    result, folder = held
+    winner = result["contest"]["entries"][result["contest"]["winner"]]
+    assert result["arch"] == winner["arch"] and result["params"] <= 20_000
+    assert not list((folder / "checkpoints").glob("contest-[012]-*")), "weights nobody goes on with are deleted"
+    with Run.open(folder, lock=False) as run:
+        assert [t["stage"] for t in run.trials()].count("contest-0-0") == 1
+    assert tailorvit.load(folder)(np_images()).shape == (2, 10)
+
+
+def np_images():
+    import torch
+
+    return torch.zeros(2, 1, 8, 8)
+
+
+def test_what_a_choice_was_worth_compares_what_differs_in_it_alone(held):
+    for row in held[0]["contest"]["worth"]:
+        assert row["low"] <= row["points"] <= row["high"] and row["points"] >= 0 and row["best"] != row["worst"]
+    assert [w["what"] for w in held[0]["contest"]["worth"]][-1] == "augmentation"
+
+
+class Nothing:
+    """A session that is not asked."""
+
+
+def standings(rows):
+    made = Contest(Nothing(), [], 10)
+    base = Entry("vit", "usual", HAND, None, (), "mild", 1e-3)
+    for augment, right in rows:
+        entry = Entry(base.family, base.stem, base.shape, base.arch, base.settings, augment, base.lr)
+        correct = np.zeros(400)
+        correct[:right] = 1
+        made.standings.append(Standing(entry, rounds=[{"accuracy": right / 4}], correct=correct))
+    return made
+
+
+def test_ties_go_to_the_stronger_augmentation():
+    """One image of 400 says nothing, twenty do."""
+    made = standings([("mild", 300), ("light", 299), ("strong", 280)])
+    assert made._strongest_tied([0, 1, 2]) == 1
+    made = standings([("mild", 300), ("light", 280), ("strong", 280)])
+    assert made._strongest_tied([0, 1, 2]) == 0
+
+
+def test_a_family_is_weighed_by_its_best_stem():
+    made = standings([("mild", 300), ("mild", 290), ("mild", 200), ("mild", 100)])
+    names = [("vit", "fine"), ("pit", "usual"), ("vit", "usual"), ("pit", "fine")]
+    for standing, (name, stem) in zip(made.standings, names, strict=True):
+        e = standing.entry
+        standing.entry = Entry(name, stem, e.shape, e.arch, e.settings, e.augment, e.lr)
+    made._weigh("family", [0, 1, 2, 3])
+    assert [(w["what"], w["best"], w["worst"], w["points"]) for w in made.worth] == [
+        ("family", "vit", "pit", 2.5),
+        ("stem", "fine", "usual", 25.0),
+    ]
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def paced(monkeypatch, seconds):
+    monkeypatch.setattr(
+        schedule, "measure", lambda session, e: {"epoch": seconds[e.family], "setup": 0.0, "memory": 0.0}
+    )
+
+
+def session_of(tmp_path, **options):
+    plan = api.prepare(api.recipe_for("image-folder", data="digits", limits={"max_params": "60k"}, **options))
+    run = Run.create(tmp_path / "run", "", {})
+    return api.Session(plan, run, api.make_progress("quiet"))
+
+
+def test_a_longer_budget_buys_epochs_and_a_short_one_drops_the_slow(tmp_path, monkeypatch):
+    paced(monkeypatch, {"vit": 1.0, "pit": 1.0, "shunted": 5.0, "swin": 1.0, "windowed": 1.2})
+    session = session_of(tmp_path)
+    short, middle, long = (schedule.plan_time(session, session.plan.entries, s) for s in (150, 600, 6000))
+    assert short["epochs"] < middle["epochs"] < long["epochs"] <= schedule.MOST
+    left_out = [[r["label"].split(",")[0] for r in p["entries"] if not r["inside"]] for p in (short, long)]
+    assert left_out == [["shunted"], []]
+    for plan, seconds in ((middle, 600), (short, 150)):
+        assert 0.7 * seconds < plan["seconds"] < seconds
+    assert long["seconds"] < 6000
+
+
+def test_the_final_training_uses_what_is_left(tmp_path):
+    session = session_of(tmp_path)
+    winner = Standing(session.plan.entries[0], rounds=[{"seconds": 8.0, "epochs": 4}])
+    session.run.spend("contest-0-0", 300.0)
+    assert schedule.final_epochs(session, winner, 500) == int((0.94 * 500 - 300) / 2)
+    assert schedule.final_epochs(session, winner, 301) == schedule.LEAST
+
+
+def test_a_plan_trains_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = api.plan("image-folder", data="digits", max_params="60k", budget="4m")
+    text = "\n".join(plan["lines"])
+    assert "vit, hand-designed" in text and "Nothing was trained" in text and 120 < plan["seconds"] <= 240
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(TailorError, match="--plan knows the contest"):
+        api.plan("s4-digits")
+
+
+def test_a_run_with_a_budget_ends_near_it(tmp_path):
+    result = tailorvit.run(
+        "image-folder",
+        data="digits",
+        max_params="8k",
+        budget="8s",
+        settings={"data.limit": 100, "analysis.images": 0, "analysis.mistakes": 0},
+        out=tmp_path / "run",
+        progress="quiet",
+    )
+    assert result["plan"]["final_epochs"] >= schedule.LEAST
+    assert sum(result["seconds"].values()) < 40  # generous: the machine may be busy
+
+
+@pytest.mark.parametrize(("text", "why"), [("soon", "Cannot read 'soon'"), ("0m", "above zero")])
+def test_a_budget_that_is_none(text, why):
+    with pytest.raises(TailorError, match=why):
+        api.recipe_for("image-folder", budget=text)
+
+
+def test_the_device_decides_what_the_recipe_leaves_open():
+    plan = api.prepare(api.recipe_for("image-folder", data="digits"))
+    assert plan.config.final.train.precision == "fp32" and plan.config.final.train.batch == 32
+    assert plan.config.seconds() == schedule.DEFAULTS["cpu"]
+    assert plan.config.family == contests.AUTO and plan.config.space == "auto", "a resumed run holds the contest again"
+
+
+def test_another_method_goes_on_with_the_winner(tmp_path):
+    settings = {**SMALL, "family": "auto", "space": "auto", "limits.min_params": 1}
+    result = tailorvit.run("autoformer-digits", tiny=True, settings=settings, out=tmp_path / "run", progress="quiet")
+    winner = result["contest"]["entries"][result["contest"]["winner"]]
+    assert result["method"] == "autoformer" and result["arch"]["family"] == winner["family"]
