@@ -210,6 +210,7 @@ def contest(evil: str = "") -> dict[str, Any]:
             {
                 "id": len(entries),
                 "family": f"{family}{evil}",
+                "stem": "fine" if family == "pit" else "usual",
                 "shape": shape,
                 "arch": {"family": family, "depth": 4, "embed": 64},
                 "settings": {"patch": 4},

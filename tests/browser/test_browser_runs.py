@@ -73,8 +73,8 @@ def test_rows_become_lists_on_a_phone(open_page, report_of):
         assert row.evaluate(wide) == "grid"
         named = row.locator("td").nth(5).evaluate("(e) => getComputedStyle(e, '::before').content")
         assert named == '"parameters"'
-        assert row.locator("td:visible").all_inner_texts()[-2:] == ["64.20 %", "74.00 %"], "no dash for a rung unseen"
-        table.locator("th", has_text="rung 1").click()  # the heads are still there to sort by
+        assert row.locator("td:visible").all_inner_texts()[-2:] == ["64.20", "74.00"], "no dash for a round not reached"
+        table.locator("th", has_text="round 1").click()  # the heads are still there to sort by
         first = table.locator("tbody tr").first.locator("td").first
         assert first.inner_text() == "shunted" and row.get_attribute("class") is None
 
@@ -89,7 +89,7 @@ def test_the_winner_is_named_and_marks_say_more(open_page, report_of):
             assert thick.evaluate(style, "strokeWidth") > 2 * faded.evaluate(style, "strokeWidth")
             assert faded.evaluate(style, "strokeOpacity") < 0.7 <= thick.evaluate(style, "strokeOpacity")
             race.locator("circle.solid").last.hover()
-            assert page.locator("#tip").text_content().endswith("rung 3, 27 epochs: 74.00 %, the winner")
+            assert page.locator("#tip").text_content().endswith("round 3, 27 epochs: 74.00 %, the winner")
 
 
 @pytest.mark.parametrize("scripts", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sqlite3
 
 import pytest
 
@@ -61,11 +62,11 @@ def test_a_run_without_a_contest_has_no_such_section(make):
 def test_the_sentences(facts):
     words = re.findall(r"<p>([^<]*)</p>", contest.section(facts))
     assert words[0] == "Shunted, hand-designed, with medium augmentation won: 2.5 points ahead after 27 epochs."
-    assert words[1].startswith("10 networks of 4 families took part in 3 rungs.")
+    assert words[1].startswith("10 networks of 4 families took part in 3 rounds.")
     assert "judged on 500 search images; the test images were not used. It took 1 min 1 s." in words[1]
     assert words[2] == (
-        "The choice that mattered most was the family: shunted was 11.0 points better than swin (interval 6.4 to 15.5),"
-        " all else equal. This contest shows no clear difference by augmentation."
+        "The choice that mattered most was the family: shunted was 11.0 points better than swin (95 % interval 6.4 to"
+        " 15.5), all else equal. This contest shows no clear difference by augmentation."
     )
     assert "10 networks competed; then the search (s4) visited 2 spaces" in render(facts)
 
@@ -96,8 +97,8 @@ def test_the_race_has_a_line_per_network_and_a_thick_one_for_the_winner(facts):
     axis = re.findall(r'text-anchor="middle">([\d.]+)<', drawn.svg)
     assert sorted(axis, key=float) == ["3", "9", "27"], "rungs are named by their epochs"
     best = [row for row in drawn.rows if row[-1]]
-    assert [(row[1], row[6], row[7]) for row in best] == [("shunted", 9.0, 64.2), ("shunted", 27.0, 74.0)]
-    assert "rung 2, 9 epochs: 64.20 %, the winner" in drawn.svg and "rung 1, 3 epochs: 41.00 %, left out" in drawn.svg
+    assert [(row[1], row[7], row[8]) for row in best] == [("shunted", 9.0, 64.2), ("shunted", 27.0, 74.0)]
+    assert "round 2, 9 epochs: 64.20 %, the winner" in drawn.svg and "round 1, 3 epochs: 41.00 %, left out" in drawn.svg
 
 
 def test_epochs_are_placed_by_their_factors(facts):
@@ -132,16 +133,54 @@ def test_worth_shows_points_with_uneven_intervals_and_zero(facts):
 
 def test_the_tables(facts):
     text = contest.section(facts)
-    rungs = cells(text, "How each rung went")
+    rungs = cells(text, "How each round went")
     assert rungs[1] == ["1", "family and shape", "3", "8", "3", "52.00 %", "32.0 s"]
     assert [row[5] for row in rungs[1:]] == ["52.00 %", "64.20 %", "74.00 %"]
     head, *rows = cells(text, "Who took part")
-    assert head[-3:] == ["rung 1", "rung 2", "rung 3"] and len(rows) == 10
+    assert head[-3:] == ["round 1, %", "round 2, %", "round 3, %"] and len(rows) == 10
     assert rows[0][:5] == ["shunted", "hand-designed", "medium", "0.001", "won"]
-    assert rows[0][-3:] == ["–", "64.20 %", "74.00 %"]
-    assert [row[4] for row in rows[1:5]] == ["rung 3", "rung 2", "rung 2", "rung 1"]
+    assert rows[0][-3:] == ["–", "64.20", "74.00"] and [row[0] for row in rows].count("pit fine") == 2
+    assert [row[4] for row in rows[1:5]] == ["round 3", "round 2", "round 2", "round 1"]
     table = re.search(r"Who took part</h3>.*?</table>", text, re.S)[0]
     assert 'class="sortable stack"' in table and 'data-v="1472000.0" data-name="parameters">1.472M' in table
+
+
+def test_what_all_share_is_said_once(make):
+    entries = [{**e, "augment": "mild", "lr": 0.001} for e in contest_facts()["entries"]]
+    text = contest.section(changed(make(), entries=entries))
+    assert cells(text, "Who took part")[0][:3] == ["family", "shape", "reached"]
+    assert "All of them: augmentation mild, learning rate 0.001. The winner: depth 4, embed 64." in text
+
+
+def test_a_contest_alone_needs_no_space_and_no_search(make):
+    folder = make(kind="fixed", with_contest=True)
+    with Run.open(folder) as run:
+        run.write_json("result", {**run.read_json("result"), "method": "contest", "candidates": [], "baseline": None})
+        run.record_trials("contest-0-1", [{"arch": Arch("vit", depth=2), "accuracy": 50.0, "source": "contest"}])
+        run.record_epoch("contest-0-1", 1, loss=1.0, accuracy=20.0)
+        run.spend("contest-0-1", 61.0)
+    link = sqlite3.connect(folder / "run.db")
+    link.execute("DELETE FROM trials WHERE stage NOT LIKE 'contest%'")
+    link.commit()
+    link.close()
+    facts = collect(folder)
+    text = render(facts)
+    assert links(text) == ["1 Result", "2 Contest", "3 Network", "4 Training", "5 Checks", "6 Reproduce"]
+    assert "10 networks competed. The winner was then trained from scratch. Everything took" in text
+    assert "You get a ViT network" in text and "the winner among 10 networks of 4 families, that classifies" in text
+    loss = figure(facts, "training-loss")
+    assert {row[0] for row in loss.rows} == {"final"}, "the contest has a figure of its own"
+    assert "contest, round 1, network 2" in text, "a stage in words"
+
+
+def test_a_contest_under_way_shows_its_trials(make):
+    folder = make(kind="fixed", finished=False)
+    with Run.open(folder) as run:
+        run.record_trials(
+            "contest-0-1", [{"arch": Arch("vit", depth=2), "accuracy": 50.0, "params": 5, "generation": 0}]
+        )
+    text = render(collect(folder))
+    assert "The best of 1 trial so far reached 50.00 %" in text and "contest, round 1, network 2" in text
 
 
 def test_many_entries_are_folded(make):

@@ -1,4 +1,4 @@
-"""The contest: who took part, how each rung went, what every choice was worth, and why the winner won."""
+"""The contest: who took part, how each round went, what every choice was worth, and why the winner won."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from tailorvit.report.reading import Contest, Entry, Facts, Leg, Worth
 
 # A family has the same colour in every report; families from outside take the colours again, dashed.
 _FAMILIES = {"vit": "c0", "pit": "c1", "shunted": "c2", "swin": "c3", "ladder": "c4", "windowed": "c5"}
+_CHOICES = ("shape", "augmentation", "learning rate")
+_USUAL = "usual"  # the stem that needs no name
 _ROWS = 24  # entries in the open table; the rest is folded
 _APART = 0.09  # share of the axis between two numbers, so that they do not touch on a phone
 
@@ -35,10 +37,11 @@ def there(facts: Facts) -> bool:
 
 
 def section(facts: Facts) -> str:
-    """Why the winner won, the race, what every choice was worth, the rungs and the entries."""
+    """Why the winner won, the race, what every choice was worth, the rounds (rungs of the file) and the entries."""
     contest = facts.result.contest
     drawn = {figure.key: figure.html() for figure in figures(facts)}
-    words = paragraph(contest.why) + paragraph(_took_part(contest)) + paragraph(_worth_in_words(contest.worth))
+    why = contest.why[:1].upper() + contest.why[1:]
+    words = "".join(map(paragraph, (why, _took_part(contest), _worth_in_words(contest.worth))))
     words += pair(drawn.get("contest-rungs", ""), drawn.get("contest-worth", ""))
     return words + _rungs_table(contest) + _entries_table(contest)
 
@@ -51,9 +54,14 @@ def figures(facts: Facts) -> list[Figure]:
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
+def _family(entry: Entry) -> str:
+    """The family, and its stem where that is not the usual one."""
+    return entry.family if entry.stem in ("", _USUAL) else f"{entry.family} {entry.stem}"
+
+
 def entry_in_words(entry: Entry) -> str:
     """An entry on a line: ``shunted, hand-designed, mild augmentation, learning rate 0.001``."""
-    words = [entry.family, entry.shape]
+    words = [_family(entry), entry.shape]
     words += [f"{entry.augment} augmentation"] if entry.augment else []
     words += [f"learning rate {entry.lr:g}"] if entry.lr is not None else []
     return clean(", ".join(filter(None, words))) or "a network"
@@ -72,15 +80,15 @@ def _legs(contest: Contest, rung: int) -> list[Leg]:
 def _took_part(contest: Contest) -> str:
     families = {e.family for e in contest.entries if e.family}
     of = f" of {counted(len(families), 'family', 'families')}" if families else ""
-    rungs = counted(len(_rungs(contest)), "rung")
+    rounds = counted(len(_rungs(contest)), "round")
     legs = [leg for e in contest.entries for leg in e.rungs]
     images = max((leg.images or 0 for leg in legs), default=0)
     judged = f"{images:,} search images" if images else "the search images"
     seconds = sum(leg.seconds or 0.0 for leg in legs)
     time = f" It took {duration(seconds)}." if seconds else ""
     return (
-        f"{counted(len(contest.entries), 'network')}{of} took part in {rungs}. After each rung the best trained on and"
-        f" the others were left out, judged on {judged}; the test images were not used.{time}"
+        f"{counted(len(contest.entries), 'network')}{of} took part in {rounds}. After each round the best trained on"
+        f" and the others were left out, judged on {judged}; the test images were not used.{time}"
     )
 
 
@@ -102,7 +110,7 @@ def _worth_in_words(every: Sequence[Worth]) -> str:
     if _clear(most):
         words.append(
             f"The choice that mattered most was the {clean(most.what, 40)}: {clean(most.best, 40)} was {points:.1f}"
-            f" points better than {clean(most.worst, 40)} (interval {_span(most)}), all else equal."
+            f" points better than {clean(most.worst, 40)} (95 % interval {_span(most)}), all else equal."
         )
     doubtful = [clean(w.what, 40) for _, w in known if not _clear(w)]
     if doubtful:
@@ -177,14 +185,15 @@ def _race(contest: Contest) -> Figure | None:
             axes.dot((at(x), y), f"dot {'solid' if won else 'faded'} {colour}", 4 if won else 3, _hint(entry, leg, won))
         if won and line:
             axes.parts.append(_winner(axes, at(line[-1][1]), line[-1][2], entry))
-    title = "Accuracy at every rung"
+    title = "Accuracy after every round"
     return Figure(
         "contest-rungs",
         title,
-        "Each line is a network; it ends where the network was left out. Thick: the winner.",
-        ("entry", "family", "shape", "augmentation", "learning rate", "rung", "epochs", "accuracy", "kept", "won"),
+        "Each line is a network; it ends where the network was left out. Newcomers of a round begin there. Thick: the"
+        " winner.",
+        ("entry", "family", "stem", *_CHOICES, "round", "epochs", "accuracy", "kept", "won"),
         [
-            (e.id, e.family, e.shape, e.augment, e.lr, leg.rung, x, y, leg.kept, e is champion)
+            (e.id, e.family, e.stem, e.shape, e.augment, e.lr, _number(leg), x, y, leg.kept, e is champion)
             for e in contest.entries
             for leg, x, y in lines[id(e)]
         ],
@@ -193,15 +202,20 @@ def _race(contest: Contest) -> Figure | None:
     )
 
 
+def _number(leg: Leg) -> int | None:
+    return None if leg.rung is None else leg.rung + 1
+
+
 def _hint(entry: Entry, leg: Leg, won: bool) -> str:
-    rung = "" if leg.rung is None else f"rung {leg.rung + 1}, "
-    after = "the winner" if won else "went on" if leg.kept else "left out"
+    rung = "" if leg.rung is None else f"round {leg.rung + 1}, "
+    went_on = any((_epochs(other) or 0) > (_epochs(leg) or 0) for other in entry.rungs)
+    after = "the winner" if won else "went on" if went_on else "left out"
     total = f"{_epochs(leg):g} epochs: " if _epochs(leg) is not None else ""
     return f"{entry_in_words(entry)}\n{rung}{total}{percent(leg.accuracy)}, {after}"
 
 
 def _winner(axes: Axes, x: float, y: float, entry: Entry) -> str:
-    name = ", ".join(filter(None, (entry.family, entry.shape)))
+    name = ", ".join(filter(None, (_family(entry), entry.shape)))
     place, right = axes.x(x), axes.x(x) > (axes.left + axes.right) / 2
     words = trim(f"winner: {clean(name, 60)}", 40)
     return text(place + (5 if right else -5), axes.y(y) - 9, words, "end" if right else "start", "strong halo")
@@ -228,7 +242,7 @@ def _worth(every: Sequence[Worth]) -> Figure | None:
         clear, between = _clear(worth), _span(worth)
         over = f"{worth.best} over {worth.worst}" if worth.best and worth.worst else worth.best
         verdict = "" if clear or not between else "; no clear difference"
-        hint = f"{worth.what}: {over}, {points:+.1f} points{f', interval {between}' if between else ''}{verdict}"
+        hint = f"{worth.what}: {over}, {points:+.1f} points{f', 95 % interval {between}' if between else ''}{verdict}"
         for v in charts.ticks(low, high, 4):
             parts.append(f'<path class="{"axis" if v == 0 else "grid"}" d="M{at(v):.1f} {y + 5}v{step - tall - 7}"/>')
         middle = y + 5 + (step - tall - 7) / 2
@@ -243,8 +257,8 @@ def _worth(every: Sequence[Worth]) -> Figure | None:
     return Figure(
         "contest-worth",
         title,
-        "Best less worst of each choice, between networks that differ in nothing else. Whiskers: the interval; where"
-        " it includes 0 (grey) the choice made no clear difference.",
+        "Best less worst of each choice, between networks that differ in nothing else. Whiskers: the 95 % interval;"
+        " where it includes 0 (grey) the choice made no clear difference.",
         ("choice", "best", "worst", "points", "low", "high"),
         [(w.what, w.best, w.worst, w.points, w.low, w.high) for w in every],
         charts.svg(parts, title, WIDTH, bottom + 36),
@@ -255,7 +269,7 @@ def _worth(every: Sequence[Worth]) -> Figure | None:
 
 
 def _rungs_table(contest: Contest) -> str:
-    """A row per rung: what was asked, who was there, how it went."""
+    """A row per round: what was asked, who was there, how it went."""
     about = {r.rung: r for r in contest.rungs}
     rows: list[tuple[Any, ...]] = []
     for rung in _rungs(contest):
@@ -275,8 +289,8 @@ def _rungs_table(contest: Contest) -> str:
         )
     if not rows:
         return ""
-    head = ("rung", "asked for", "epochs", "networks", "went on", "best accuracy", "time")
-    return f"<h3>How each rung went</h3>{grid(head, rows, 5, stack=True)}"
+    head = ("round", "asked for", "epochs", "networks", "kept", "best accuracy", "time")
+    return f"<h3>How each round went</h3>{grid(head, rows, 5, stack=True)}"
 
 
 def _reached(entry: Entry, contest: Contest) -> int | None:
@@ -286,25 +300,32 @@ def _reached(entry: Entry, contest: Contest) -> int | None:
 
 
 def _entries_table(contest: Contest) -> str:
-    """A row per entry, the winner first; sortable."""
-    rungs = _rungs(contest)
-    about = ("family", "shape", "augmentation", "rate", "reached", "parameters", "MACs")
-    head = (*about, *(f"rung {r + 1}" for r in rungs))
+    """A row per entry, the winner first; sortable. What all entries share is said once, under the table."""
+    every, rungs = _best_first(contest), _rungs(contest)
+    choices: dict[str, list[str | None]] = {
+        "family": [_family(e) for e in every],
+        "shape": [e.shape for e in every],
+        "augmentation": [e.augment for e in every],
+        "learning rate": [None if e.lr is None else f"{e.lr:g}" for e in every],
+    }
+    shared = {k: values[0] for k, values in choices.items() if len(every) > 1 and len(set(values)) == 1}
+    shown = {k: values for k, values in choices.items() if k not in shared}
+    head = (*shown, "reached", "parameters", "MACs", *(f"round {r + 1}, %" for r in rungs))
     body, keys = [], []
-    for entry in _best_first(contest):
-        names = (clean(entry.family, 40), clean(entry.shape, 60), clean(entry.augment, 40))
-        legs = [entry.leg(r) for r in rungs]
-        rate = None if entry.lr is None else f"{entry.lr:g}"
-        shown = [None if leg is None else percent(leg.accuracy) for leg in legs]
+    for i, entry in enumerate(every):
+        names = [clean(values[i], 60) if values[i] else None for values in shown.values()]
+        exact = [None if (leg := entry.leg(r)) is None else leg.accuracy for r in rungs]
         reached = _reached(entry, contest)
-        fate = "won" if entry is contest.champion else None if reached is None else f"rung {reached + 1}"
-        body.append((*names, rate, fate, size(entry.params), size(entry.macs, "macs"), *shown))
-        exact = [None if leg is None else leg.accuracy for leg in legs]
-        keys.append((*names, entry.lr, reached, entry.params, entry.macs, *exact))
+        fate = "won" if entry is contest.champion else None if reached is None else f"round {reached + 1}"
+        accuracies = [None if v is None else f"{v:.2f}" for v in exact]
+        body.append((*names, fate, size(entry.params), size(entry.macs, "macs"), *accuracies))
+        keys.append((*names, reached, entry.params, entry.macs, *exact))
     table = grid(head, body[:_ROWS], 2 + len(rungs), keys[:_ROWS], stack=True)
     rest = body[_ROWS:]
     if rest:
         table += fold(f"The other {len(rest):,}", grid(head, rest, 2 + len(rungs), keys[_ROWS:], stack=True))
+    same = ", ".join(f"{k} {clean(value, 60)}" for k, value in shared.items() if value)
     champion = contest.champion
-    best = soft(f"The winner: {clean(arch_in_words(champion.arch), 400)}.") if champion and champion.arch else ""
-    return f"<h3>Who took part</h3>{table}{best}"
+    best = f" The winner: {clean(arch_in_words(champion.arch), 400)}." if champion and champion.arch else ""
+    words = f"{f'All of them: {same}.' if same else ''}{best}".strip()
+    return f"<h3>Who took part</h3>{table}{soft(words) if words else ''}"

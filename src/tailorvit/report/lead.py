@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tailorvit.report.markup import Html, cell, clean, percent, size
+from tailorvit.report.markup import Html, cell, clean, counted, percent, size
 from tailorvit.report.reading import Facts, listed, number
 from tailorvit.report.result import difference_interval
 
@@ -37,7 +37,10 @@ def _network(facts: Facts) -> str:
     name = f"{_NAMES.get(family, clean(family, 40))} network" if isinstance(family, str) and family else "network"
     first = f"the hand-designed {name}" if _delivers_baseline(facts) else f"a {name}"
     params = size(facts.result.params)
-    return f"{first} with {params} parameters" if params else first
+    words = f"{first} with {params} parameters" if params else first
+    rivals, families = facts.result.contest.entries, {e.family for e in facts.result.contest.entries}
+    among = f"{counted(len(rivals), 'network')} of {counted(len(families), 'family', 'families')}"
+    return f"{words}, the winner among {among}," if facts.contest_only and len(rivals) > 1 else words
 
 
 def _delivers_baseline(facts: Facts) -> bool:

@@ -181,6 +181,8 @@ def metric_name(metric: str) -> str:
 def stage_name(stage: str) -> str:
     """A stage of a run in words: ``random sample of space 1`` for ``edf-1``."""
     kind, _, rest = stage.partition("-")
+    if kind == "contest" and (found := re.fullmatch(r"(\d{1,6})-(\d{1,6})", rest)):
+        return f"contest, round {int(found[1]) + 1}, network {int(found[2]) + 1}"
     return f"{_KINDS[kind]} {rest}".rstrip() if kind in _KINDS else stage
 
 

@@ -31,8 +31,8 @@ class Section(NamedTuple):
 SECTIONS = (
     Section("result", "Result", "Goal and result", result.section, result.figures),
     Section("contest", "Contest", "The contest", contest.section, contest.figures, contest.there),
-    Section("space", "Space", "The search space", space.section, space.figures),
-    Section("search", "Search", "The search", search.section, search.figures),
+    Section("space", "Space", "The search space", space.section, space.figures, space.there),
+    Section("search", "Search", "The search", search.section, search.figures, search.there),
     Section("network", "Network", "The network", network.section, network.figures),
     Section("training", "Training", "Training and test", training.section, training.figures),
     Section("checks", "Checks", "Checks of this run", checks.section, checks.figures),

@@ -41,6 +41,7 @@ from tailorvit.runs import Run
 from tailorvit.runs.database import Database
 
 T = TypeVar("T")
+CONTEST = "contest"  # kind of the stages contest-ROUND-ENTRY
 DATABASE, WAL, JOURNAL = "run.db", "run.db-wal", "run.db-journal"
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _LARGEST = 10**100  # a number beyond this is damage, and the range of an axis would overflow
@@ -263,6 +264,7 @@ class Entry(_Part):
 
     id: Whole = None
     family: Label = ""
+    stem: Label = ""
     shape: Label = ""
     arch: Table = {}
     augment: Label = ""
@@ -720,6 +722,11 @@ class Facts:
     def searched(self) -> bool:
         """Whether there was a search, not one network given by the user."""
         return self.method not in ("fixed", "finetune")
+
+    @property
+    def contest_only(self) -> bool:
+        """Whether the contest alone chose the network: no space was searched after it."""
+        return self.method == "contest" and not self.spaces
 
     @property
     def data(self) -> DataFacts:

@@ -23,7 +23,7 @@ from tailorvit.report.markup import (
     size,
     stage_name,
 )
-from tailorvit.report.reading import Facts, whole
+from tailorvit.report.reading import CONTEST, Facts, whole
 from tailorvit.stats import wilson
 
 Interval = tuple[float, float]
@@ -109,7 +109,7 @@ def _so_far(facts: Facts) -> str:
     if merits:
         by_score = all(t.accuracy is None for t in facts.trials)
         best = f"a score of {max(merits):.4g}" if by_score else f"{percent(max(merits))}"
-        words.append(f"The best of {len(facts.trials):,} trials so far reached {best}.")
+        words.append(f"The best of {counted(len(facts.trials), 'trial')} so far reached {best}.")
     if facts.status == "failed":
         last = next(e.text for e in reversed(facts.events) if e.kind == "failed")
         words.append(f"The run failed: {clean(last, 500).rstrip('.')}.")
@@ -186,10 +186,13 @@ def _method(facts: Facts) -> str:
     scored = sum(t.accuracy is None and (bool(t.proxy) or t.score is not None) for t in facts.trials)
     proxy = next((clean(t.proxy, 40) for t in facts.trials if t.proxy), "")
     alone = sum(t.stage.startswith(("slopes-", "et-")) for t in facts.trials) if result.seek.epochs else 0
-    raced = sum(t.stage.partition("-")[0] == "contest" for t in facts.trials)
+    raced = sum(t.stage.partition("-")[0] == CONTEST for t in facts.trials)
     trials -= raced
     entries = len(result.contest.entries)
     before = f"{counted(entries, 'network')} competed; then " if entries else ""
+    if facts.contest_only:
+        then = " The winner was then trained from scratch." if result.final != "inherit" else ""
+        return f"{counted(entries, 'network')} competed.{then}{time}{'.' if time else ''}"
     steps = [
         (f"visited {counted(len(facts.spaces), 'space')}", len(facts.spaces)),
         (f"scored {scored:,} architectures without training" + (f" ({proxy})" if proxy else ""), scored),

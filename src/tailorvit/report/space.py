@@ -39,6 +39,11 @@ _AGREEMENT = "agreement with the slopes"
 _TOP = 50  # S3 rates a space by the mean error of all and of the best 50 sub-networks
 
 
+def there(facts: Facts) -> bool:
+    """Whether there may be a space; a contest alone needs none."""
+    return not facts.contest_only
+
+
 def section(facts: Facts) -> str:
     """The choices of every dimension, then every step with its slopes and its decision."""
     drawn = {f.key: f.html() for f in figures(facts)}
