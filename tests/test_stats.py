@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tailorvit.stats import kendall, ranks, spearman, wilson
+from tailorvit.stats import kendall, paired_difference, ranks, spearman, wilson
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -36,3 +36,34 @@ def test_wilson_agrees_with_scipy(correct, count):
 
 def test_wilson_without_images_knows_nothing():
     assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_a_paired_difference_counts_only_where_two_disagree():
+    first, second = np.zeros(200, dtype=bool), np.zeros(200, dtype=bool)
+    first[:100], second[20:110] = True, True  # 20 images for the first alone, 10 for the second alone
+    gap = paired_difference(first, second)
+    assert gap.difference == pytest.approx(5.0) and gap.se == pytest.approx(100 * np.sqrt(30 - 100 / 200) / 200)
+    assert gap.low < 0 < gap.high and not gap.clear
+    back = paired_difference(second, first)
+    assert (back.difference, back.low, back.high) == pytest.approx((-gap.difference, -gap.high, -gap.low))
+    same = paired_difference(first, first)
+    assert same.difference == same.se == 0 and same.low == -same.high < 0, "equal answers leave a doubt"
+    with pytest.raises(ValueError, match="not on 200 and 5"):
+        paired_difference(first, second[:5])
+
+
+@pytest.mark.parametrize(("won", "clear"), [(3, False), (4, False), (6, True)])
+def test_few_disagreements_are_clear_about_where_mcnemar_is(won, clear):
+    """McNemar's exact test gives 0.25, 0.125 and 0.03."""
+    first = np.ones(150, dtype=bool)
+    second = np.arange(150) >= won
+    assert paired_difference(first, second).clear == clear == (stats.binomtest(0, won).pvalue < 0.05)
+
+
+@pytest.mark.parametrize("images", [60, 150, 900])
+def test_the_paired_interval_covers_the_truth(images):
+    rng = np.random.default_rng(images)
+    kind = rng.choice(4, size=(4000, images), p=[0.6, 0.12, 0.08, 0.2])  # both right, first only, second only, none
+    found = [paired_difference((row < 2), (row == 0) | (row == 2)) for row in kind]
+    inside = np.mean([gap.low <= 4 <= gap.high for gap in found])
+    assert 0.935 < inside < 0.975

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from tailorvit import units
 from tailorvit.config import (
+    METHOD_DEFAULTS,
     Config,
     configure,
     for_searcher,
@@ -28,7 +29,7 @@ from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError
 from tailorvit.lookup import versions
 from tailorvit.methods import METHODS
-from tailorvit.methods.contest import AUTO, after_contest
+from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.prepare import prepare
@@ -76,7 +77,9 @@ class Result(Mapping[str, Any]):
         start = self.get("start", {})
         genes = ", ".join(f"{k} {v}" for k, v in self["arch"].items() if k != "family")
         size = f"{self['params']:,} parameters, {units.show(self['macs'])} MACs"
-        lines = [f"{'Tuned' if start else 'Found'} {genes}", f"  {size}; test accuracy {self['test_accuracy']:.2f} %"]
+        by_hand = self.get("chosen") == "baseline"
+        what = "Tuned" if start else "Delivered the hand-designed baseline:" if by_hand else "Found"
+        lines = [f"{what} {genes}", f"  {size}; test accuracy {self['test_accuracy']:.2f} %"]
         for metric in (m for m in ("latency", "memory") if m in self):
             high = self["limits"].get(metric, {}).get("max")
             limit = "" if high is None else f" (limit {units.show(high, metric)})"
@@ -85,11 +88,31 @@ class Result(Mapping[str, Any]):
             lines.append(f"  on the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
         if "test_accuracy" in start:
             lines.append(f"  before fine-tuning, at this size: {start['test_accuracy']:.2f} %")
-        if baseline := self.get("baseline"):
+        if by_hand:
+            found = [row for row in self["candidates"] if row.get("name") != "baseline"]
+            lines += [f"  found: {row['params']:,} parameters, {row['test_accuracy']:.2f} %" for row in found]
+        elif baseline := self.get("baseline"):
             lines.append(f"  baseline: {baseline['params']:,} parameters, {baseline['test_accuracy']:.2f} %")
+        for peer in self.get("peers", ()):
+            known = peer["test_accuracy"] is not None
+            about = f"{peer['test_accuracy']:.2f} %" if known else "could not be trained"
+            over = ", over the limit" if peer["over"] else ""
+            lines.append(f"  {peer['name']}: {peer['params']:,} parameters, {about}{over}")
+        if len(self.get("candidates", ())) > 1 and self.get("why"):
+            lines.append(f"  {self['why']}")
         if skipped := self["data"].get("skipped"):
             lines.append(f"  {skipped} image(s) could not be read and were left out; log.txt names the first")
-        return [*lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
+        return [*self._beaten(), *lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
+
+    def _beaten(self) -> list[str]:
+        """A first line where a peer was clearly better on the test images."""
+        better = [p for p in self.get("peers", ()) if p["gap"] and p["gap"]["clear"] and p["gap"]["difference"] > 0]
+        if not better:
+            return []
+        best = max(better, key=lambda p: p["test_accuracy"])
+        over = ", over the limit," if best["over"] else ""
+        figures = f"{best['test_accuracy']:.2f} % of the test images against {self['test_accuracy']:.2f} %"
+        return [f"{best['name']}{over} was better than the network delivered: {figures}."]
 
 
 # -- run --------------------------------------------------------------------------------------------------------------
@@ -105,6 +128,8 @@ def run(
     max_latency: Size = None,
     max_memory: Size = None,
     method: str | None = None,
+    baseline: str | Sequence[str] | None = None,
+    prefer: str | None = None,
     image_size: int | None = None,
     budget: Size = None,
     seed: int | None = None,
@@ -124,6 +149,8 @@ def run(
         "data": data,
         "limits": limits,
         "method": method,
+        "baseline": baseline,
+        "prefer": prefer,
         "image_size": image_size,
         "budget": budget,
     }
@@ -145,6 +172,8 @@ def recipe_for(
     data: str | Path | None = None,
     limits: Mapping[str, Size] | None = None,
     method: str | None = None,
+    baseline: str | Sequence[str] | None = None,
+    prefer: str | None = None,
     image_size: int | None = None,
     budget: Size = None,
     seed: int | None = None,
@@ -158,11 +187,15 @@ def recipe_for(
     options: dict[str, Any] = {
         "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
         "limits": {k: v for k, v in (limits or {}).items() if v is not None},
-        **{k: v for k, v in (("method", method), ("seed", seed), ("time", budget)) if v is not None},
+        **{
+            k: v for k, v in {"method": method, "prefer": prefer, "seed": seed, "time": budget}.items() if v is not None
+        },
     }
     if options["limits"]:
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's
     changes = overrides(settings)
+    if baseline:
+        changes["baseline"] = _with_peers({**base, **options, **changes}, baseline)
     full = merged(merged(for_searcher(base, changes), options), changes)
     if tiny:
         # Images of one's own come by --data, by --set or by a recipe of one's own.
@@ -173,6 +206,16 @@ def recipe_for(
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
     return configure(full)
+
+
+def _with_peers(recipe: Mapping[str, Any], baseline: str | Sequence[str]) -> list[Any]:
+    """Models of timm beside what the recipe trains anyway."""
+    usual = METHOD_DEFAULTS.get(str(recipe.get("method")), {}).get("baseline", True)
+    before = recipe.get("baseline", usual)
+    return [
+        *(before if isinstance(before, list) else [before]),
+        *([baseline] if isinstance(baseline, str) else baseline),
+    ]
 
 
 def _brings_images(part: Mapping[str, Any]) -> bool:
@@ -328,7 +371,7 @@ def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
 def run_method(session: Session) -> dict[str, Any]:
     """The run's method; where the family is open, a contest chooses it first and the method works on its shape."""
     method = METHODS[session.config.method]
-    if session.config.family != AUTO or method.name == "contest":
+    if method.name == "contest" or not session.plan.entries:
         return method.run(session)
     session, winner, facts = after_contest(session)
     space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, device=session.device)

@@ -83,6 +83,12 @@ def run(
     max_macs: MaxMacs = None,
     max_latency: MaxLatency = None,
     max_memory: MaxMemory = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="Also train this model beside: timm:mobilevit_xxs; may be repeated.")
+    ] = None,
+    prefer: Annotated[
+        str | None, typer.Option(help="small: of equally good networks the smallest (default: who uses the budget).")
+    ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
     budget: Annotated[str | None, typer.Option(help="Time for the whole run: 10m or 2h.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what a run would do and how long; train nothing.")] = False,
@@ -103,6 +109,8 @@ def run(
         "max_latency": max_latency,
         "max_memory": max_memory,
         "method": method,
+        "baseline": baseline,
+        "prefer": prefer,
         "image_size": image_size,
         "budget": budget,
         "seed": seed,

@@ -16,6 +16,7 @@ from tailorvit.costs.limits import Limits
 from tailorvit.data import DataSettings
 from tailorvit.errors import TailorError, unknown
 from tailorvit.methods import METHODS
+from tailorvit.methods.choice import Prefer
 from tailorvit.methods.finetune import StartSettings
 from tailorvit.methods.finish import FinalSettings
 from tailorvit.methods.hat import HatSettings
@@ -28,7 +29,7 @@ from tailorvit.train.settings import TrainSettings
 from tailorvit.trunks import TrunkSettings
 
 FORBID = {"extra": "forbid"}
-_BRANCHES = ("str", "int", "float")  # pydantic adds the branch of a union it tried; no recipe key is called so
+_BRANCHES = ("str", "int", "float", "bool")  # pydantic adds the branch of a union it tried; no recipe key is called so
 T = TypeVar("T")
 
 # Where a method's defaults differ from the general ones; any key of the recipe comes on top.
@@ -67,7 +68,10 @@ class Config:
     arch: str | dict[str, Any] | None = None  # for method = "fixed"
     device: str = "auto"
     threads: int = 0  # CPU threads; 0 chooses, and the choice stays with the run, as sums depend on it
-    baseline: bool = True
+    baseline: bool | str | list[bool | str] = True  # the hand-designed network, timm:NAME beside it, or several
+    prefer: Prefer = (
+        "accuracy"  # among networks that the search images cannot tell apart: who uses the budget, or "small"
+    )
     tensorboard: bool = False
     time: str | float | None = None  # for the whole run, such as "10m"; "auto" chooses; without it epochs count
     data: DataSettings = field(default_factory=DataSettings)
@@ -91,6 +95,9 @@ class Config:
             raise TailorError(f"seed must be a whole number from 0 to 2147483647, not {self.seed}.")
         if self.threads < 0:
             raise TailorError(f"threads must be 0 (choose) or more, not {self.threads}.")
+        for entry in self._beside():
+            if isinstance(entry, str) and not (entry.startswith("timm:") and len(entry) > len("timm:")):
+                raise TailorError(f"baseline cannot be '{entry}': write true, false, timm:NAME or a list of them.")
         self.budget()
         self.seconds()
         self.search_settings()
@@ -103,6 +110,19 @@ class Config:
     def budget(self) -> Limits:
         """The limits, read."""
         return Limits.of(**self.limits)
+
+    def _beside(self) -> list[bool | str]:
+        return self.baseline if isinstance(self.baseline, list) else [self.baseline]
+
+    @property
+    def hand_designed(self) -> bool:
+        """Whether the family's hand-designed network is trained as well."""
+        return True in self._beside()
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The models of timm that are trained beside."""
+        return tuple(dict.fromkeys(entry for entry in self._beside() if isinstance(entry, str)))
 
     @property
     def searcher(self) -> str:
@@ -133,7 +153,7 @@ def checked(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
         first = error.errors()[0]
         steps = [where, *map(str, first["loc"])]
         path = ".".join(
-            p for p in steps if p and p not in _BRANCHES and not p.startswith(("function-", "dict[", "tuple["))
+            p for p in steps if p and p not in _BRANCHES and not p.startswith(("function-", "dict[", "tuple[", "list["))
         )
         message = first["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:]

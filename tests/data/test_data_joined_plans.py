@@ -125,13 +125,13 @@ def test_odd_sizes_and_grey_images_join_too():
 def test_joined_streams_fill_the_cache(tmp_path, monkeypatch, workers):
     monkeypatch.setattr(images, "_SIGHTINGS", 1)
     root = str(fill(tmp_path / "r", {"a": 50, "b": 50}, size=(61, 47)))
-    one = open_data(root, image_size=32, cache_bytes=0)
+    one = open_data(root, search_share=0.1, image_size=32, cache_bytes=0)
     size = int(np.prod(one._images.stored_shape))
-    data = open_data(root, image_size=32, cache_bytes=one.counts["train"] * size)
+    data = open_data(root, search_share=0.1, image_size=32, cache_bytes=one.counts["train"] * size)
     filled = data._images.cache.filled
     filled[:] = 0  # mean and deviation have filled it already
     how = KINDS["standard"]
-    alone = open_data(root, image_size=32).train_batches(14, 3, how, "cpu", "always")
+    alone = open_data(root, search_share=0.1, image_size=32).train_batches(14, 3, how, "cpu", "always")
     stream = streamed(data, how, 14, 3)  # 70 images: 5 steps an epoch, so groups cross its end
     got = list(stream.iterate(0, 10, workers))
     assert len(got) == 10 and all(same(b, alone.at(k)) for k, b in enumerate(got))

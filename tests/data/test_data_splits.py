@@ -42,6 +42,28 @@ def test_seed_decides_and_classes_do_not_disturb_each_other():
     assert (more["test"][:6] == every(labels)["test"][:6]).all()
 
 
+@pytest.mark.parametrize(
+    ("images", "search"),
+    [(100, 20), (400, 80), (600, 120), (800, 150), (1000, 150), (1400, 150), (1800, 180), (5000, 500)],
+)
+def test_small_sets_hold_out_more_for_the_search(images, search):
+    """At least 150 search images, but at most a quarter of those that are not for the test."""
+    splits = every(np.arange(images) % 10, search=None)
+    counts = {s: len(splits[s]) for s in SPLITS}
+    assert counts["search"] == pytest.approx(search, abs=10) and counts["test"] == images // 5
+    assert counts["search"] <= 0.26 * (counts["search"] + counts["train"])
+    same = every(np.arange(images) % 10, search=0.1)
+    assert len(same["search"]) == images // 10, "a share that was asked for is kept"
+    given = every(np.arange(images) % 10, ["train"] * (images // 2) + ["test"] * (images // 2), search=None)
+    wanted = max(images / 20, min(150, images / 8))  # of the training half
+    assert len(given["search"]) == pytest.approx(wanted, abs=10) and len(given["test"]) == images // 2
+
+
+def test_the_splits_of_digits_stay(tmp_path):
+    by_data, before = (open_data("digits", search_share=share).split_record() for share in (None, 0.1))
+    assert by_data == before and [len(before[s]) for s in SPLITS] == [1259, 179, 359]
+
+
 def test_tiny_class_without_split_folders():
     with pytest.raises(TailorError, match=r"Class 'c1' has 2 images; .* needs 3"):
         every([0, 0, 0, 1, 1])
@@ -89,7 +111,7 @@ def test_saved_splits_return_exactly(pets):
 
 def test_saved_limited_splits_return_exactly(pets):
     saved = open_data(str(pets), limit=5).split_record()
-    assert [len(saved[s]) for s in SPLITS] == [5, 4, 5]  # search holds four images in all
+    assert [len(saved[s]) for s in SPLITS] == [5, 5, 5]
     assert open_data(str(pets), seed=9, saved=saved, limit=5).split_record() == saved
 
 
@@ -132,7 +154,7 @@ def test_folder_layouts(tmp_path, split_pets):
     assert {n.split("/")[-3] for n in three.names("search")} == {"valid"}
     shutil.rmtree(split_pets / "test")
     two = open_data(str(split_pets))
-    assert two.counts == {"train": 12, "search": 2, "test": 14}
+    assert two.counts == {"train": 10, "search": 4, "test": 14}
     two.unseal_test("look")
     assert {n.split("/")[-3] for n in two.names("test")} == {"valid"}
     shutil.rmtree(split_pets / "valid")

@@ -132,9 +132,9 @@ def folder(tmp_path):
 
 def lazy(folder, share=1.0):
     """Data whose cache holds a share of the training images and cannot hold everything."""
-    one = open_data(folder, image_size=32, cache_bytes=0)
+    one = open_data(folder, search_share=0.1, image_size=32, cache_bytes=0)
     size = int(np.prod(one._images.stored_shape))
-    return open_data(folder, image_size=32, cache_bytes=int(share * one.counts["train"]) * size)
+    return open_data(folder, search_share=0.1, image_size=32, cache_bytes=int(share * one.counts["train"]) * size)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -143,7 +143,7 @@ def test_the_second_epoch_decodes_nothing(folder, workers):
     assert not data._images.load_all
     count, stream = counted(data), streamed(data, 14)  # 70 images: epochs without a rest
     data._images.cache.filled[:] = 0  # mean and deviation have filled it already
-    resident = open_data(folder, image_size=32).train_batches(14, 3, MILD, "cpu", "always")
+    resident = open_data(folder, search_share=0.1, image_size=32).train_batches(14, 3, MILD, "cpu", "always")
     for epoch, opened in ((0, 1), (1, 1), (2, 1)):
         got = list(stream.iterate(5 * epoch, 5 * epoch + 5, workers))
         assert len(got) == 5 and all(same(b, resident.at(5 * epoch + k)) for k, b in enumerate(got))
@@ -165,7 +165,7 @@ def test_memory_is_bounded_and_the_rest_is_decoded_again(folder):
         data._images.cache.rows.shape == (held, *data._images.stored_shape) and data._images.cache.filled.sum() == held
     )
     count, stream = counted(data), streamed(data, 14)
-    resident = open_data(folder, image_size=32).train_batches(14, 3, MILD, "cpu", "always")
+    resident = open_data(folder, search_share=0.1, image_size=32).train_batches(14, 3, MILD, "cpu", "always")
     assert all(same(b, resident.at(k)) for k, b in enumerate(stream.iterate(0, 10, workers=2)))
     assert sorted(count[data._splits["train"]]) == [0] * held + [2] * (70 - held)
 
@@ -189,7 +189,7 @@ def test_a_killed_worker_ends_the_stream_and_harms_nothing(folder):
             if k == 2:
                 os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
     held = np.flatnonzero(data._images.cache.has(data._splits["train"]))
-    clean = open_data(folder, image_size=32).resident("train", "cpu").numpy()
+    clean = open_data(folder, search_share=0.1, image_size=32).resident("train", "cpu").numpy()
     assert len(held) and np.array_equal(data._images.cache.get(data._splits["train"][held]), clean[held])
     again = data.train_batches(14, 3, MILD, "cpu", "always")
     assert all(same(b, again.at(k)) for k, b in enumerate(stream.iterate(0, 6, workers=2)))

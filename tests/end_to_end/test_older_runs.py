@@ -66,8 +66,9 @@ def test_an_unfinished_run_is_resumed_to_the_end(folder, monkeypatch):
     with Run.open(folder, lock=False) as run:
         assert "supernet-1: resumed at step 2 of 4" in [e["text"] for e in run.events()]
         last = run.spaces()[-1]["space"]
-    found = Arch.from_dict(result.arch)
+    found = Arch.from_dict(result.candidates[0]["arch"])
     assert isinstance(last, Space) and last.contains(found) and result.params <= 4_000
+    assert [c["name"] for c in result.candidates] == ["found", "baseline"], "a stored recipe's one candidate stays one"
     supernets = 4 + 2 * (len(after[2]) - 1)  # each after the first inherits and trains half as long
     assert result.final == "finetune" and result.baseline["epochs"] == supernets + 3
     network = tailorvit.load(folder)

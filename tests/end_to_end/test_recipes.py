@@ -42,7 +42,8 @@ def check(folder: Path) -> dict:
         assert (bounds["min"] or 0) <= facts[metric] <= (bounds["max"] or float("inf"))
         if facts["baseline"] and metric in facts["baseline"]:
             assert facts["baseline"][metric] <= (bounds["max"] or float("inf"))
-    free = "proxy" in facts  # chosen by a score: nothing had an accuracy before the last training
+    # Chosen by a score, or the baseline: nothing had an accuracy before the last training.
+    free = "proxy" in facts or facts["chosen"] == "baseline"
     assert facts["search_accuracy"] is None if free else 0 <= facts["search_accuracy"] <= 100
     assert 0 <= facts["final_search_accuracy"] <= 100 and 0 <= facts["test_accuracy"] <= 100
     assert facts["baseline"] is None or 0 <= facts["baseline"]["test_accuracy"] <= 100

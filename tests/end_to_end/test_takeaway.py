@@ -26,10 +26,20 @@ def finished(tmp_path_factory):
 def test_candidates_are_listed_and_the_chosen_one_is_the_result(finished):
     rows = finished["candidates"]
     (chosen,) = [r for r in rows if r["chosen"]]
-    assert len(rows) == 2 and rows[0]["arch"] != rows[1]["arch"]
+    assert [r["name"] for r in rows] == ["found 1", "found 2", "baseline"] and rows[0]["arch"] != rows[1]["arch"]
     for key in ("arch", "params", "macs", "search_accuracy", "final_search_accuracy", "test_accuracy"):
         assert chosen[key] == finished[key], key
-    assert chosen["final_search_accuracy"] == max(r["final_search_accuracy"] for r in rows)
+    assert finished["chosen"] == ("baseline" if chosen["name"] == "baseline" else "found")
+    assert chosen["name"] in finished["tied"] and finished["why"].endswith(".")
+    assert [(c["first"], c["second"]) for c in finished["comparison"]] == [
+        ("found 1", "found 2"),
+        ("found 1", "baseline"),
+        ("found 2", "baseline"),
+    ]
+    by_name = {r["name"]: r["final_search_accuracy"] for r in rows}
+    for row in finished["comparison"]:
+        assert row["difference"] == pytest.approx(by_name[row["first"]] - by_name[row["second"]])
+        assert row["low"] <= row["difference"] <= row["high"] and row["images"] == finished["data"]["counts"]["search"]
 
 
 def test_blocks_and_the_rest_make_the_whole(finished):

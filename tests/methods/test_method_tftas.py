@@ -74,8 +74,10 @@ def test_scores_are_stored_and_the_best_is_trained(tmp_path, monkeypatch):
     bounds = result["limits"]["params"]
     assert all(bounds["min"] <= r["params"] <= bounds["max"] for r in rows)
     best = sorted(rows, key=lambda r: -r["score"])[:2]
-    finished = {Arch.from_dict(c["arch"]): c for c in result["candidates"]}
-    assert set(finished) == {r["arch"] for r in best} and Arch.from_dict(result["arch"]) in finished
+    assert result["candidates"][-1]["name"] == "baseline" and result["candidates"][-1]["score"] is None
+    finished = {Arch.from_dict(c["arch"]): c for c in result["candidates"][:-1]}
+    (chosen,) = [c for c in result["candidates"] if c["chosen"]]
+    assert set(finished) == {r["arch"] for r in best} and chosen["arch"] == result["arch"]
     assert all(finished[r["arch"]]["score"] == r["score"] for r in best)
     assert result["search_accuracy"] is None and {c["search_accuracy"] for c in result["candidates"]} == {None}
     assert result["final"] == "retrain" and result["baseline"]["test_accuracy"] >= 0

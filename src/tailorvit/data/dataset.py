@@ -15,7 +15,16 @@ from tailorvit.data.augment import Augment, augment_preset
 from tailorvit.data.batches import DeviceBatches, HostBatches, SplitReader, StreamBatches, TrainBatches, placement
 from tailorvit.data.images import ImageSet, centre_crop, normalise, scale_bias
 from tailorvit.data.sources import read_source
-from tailorvit.data.splits import SPLITS, Ints, balanced_subset, make_splits, missing_classes, record, restore
+from tailorvit.data.splits import (
+    SPLITS,
+    USUAL_SHARE,
+    Ints,
+    balanced_subset,
+    make_splits,
+    missing_classes,
+    record,
+    restore,
+)
 from tailorvit.errors import TailorError, unknown
 from tailorvit.portable import Size, checked_size
 
@@ -33,15 +42,14 @@ class DataSettings:
     __pydantic_config__ = _FORBID
     source: str = "digits"
     image_size: int | tuple[int, int] | None = None
-    search_share: float = 0.1
+    search_share: float | None = None  # 0.1, and more of a small set (splits.py)
     test_share: float = 0.2
     limit: int | None = None  # at most this many images per split, class-balanced
     cache: int = 1 << 30  # bytes of decoded images kept in memory
 
     def __post_init__(self) -> None:
-        if not (
-            0 < self.search_share < 0.9 and 0 < self.test_share < 0.9 and self.search_share + self.test_share < 0.95
-        ):
+        search = USUAL_SHARE if self.search_share is None else self.search_share
+        if not (0 < search < 0.9 and 0 < self.test_share < 0.9 and search + self.test_share < 0.95):
             raise TailorError("data.search_share and data.test_share must be above 0 and leave images to train on.")
 
 
@@ -269,7 +277,7 @@ def open_data(
     *,
     seed: int = 0,
     image_size: int | tuple[int, int] | None = None,
-    search_share: float = 0.1,
+    search_share: float | None = None,
     test_share: float = 0.2,
     saved: Mapping[str, Any] | None = None,
     cache_bytes: int = 1 << 30,
@@ -279,7 +287,8 @@ def open_data(
     """Read and split a data source: a name, NAME:REST or a path (docs/data.md lists them).
 
     ``saved`` restores recorded splits exactly. ``earlier`` are splits to use only if they were made of the same data.
-    ``limit`` keeps at most that many images per split, spread over the classes.
+    ``limit`` keeps at most that many images per split, spread over the classes. Without a ``search_share`` the number
+    of images decides it.
     """
     if limit is not None and limit < 1:
         raise TailorError(f"The limit on images must be at least 1, not {limit}.")

@@ -13,6 +13,9 @@ from tailorvit.rng import generator
 
 Ints = NDArray[np.int64]
 SPLITS = ("train", "search", "test")
+USUAL_SHARE = 0.1  # of the images for the search split
+ENOUGH = 150  # search images; with fewer the split takes more than the usual share
+MOST = 0.25  # of the images that are not the test split's
 
 
 def stratified(labels: Ints, shares: Sequence[float], seed: int, place: str) -> list[Ints]:
@@ -43,10 +46,31 @@ def _check_shares(search_share: float, test_share: float) -> None:
         raise TailorError(f"search_share {search_share} and test_share {test_share} leave nothing to train on.")
 
 
+def default_search_share(images: int, test_share: float) -> float:
+    """The share of the images held out for the search split: more of a small set, where an image is a point or two.
+
+    ``images`` are those the share is taken of, and ``test_share`` the share of them that is the test split's.
+    """
+    left = images * (1 - test_share)
+    return max(USUAL_SHARE, min(ENOUGH, MOST * left) / max(images, 1))
+
+
 def make_splits(
-    labels: Ints, origin: NDArray[Any], classes: Sequence[str], seed: int, search_share: float, test_share: float
+    labels: Ints,
+    origin: NDArray[Any],
+    classes: Sequence[str],
+    seed: int,
+    search_share: float | None,
+    test_share: float,
 ) -> dict[str, Ints]:
-    """Splits by the origin of each image: "all", or "train" with "val", "test" or both."""
+    """Splits by the origin of each image: "all", or "train" with "val", "test" or both.
+
+    Without a ``search_share`` it depends on the number of images.
+    """
+    if search_share is None:
+        whole = bool((origin == "all").any())
+        shared = int((origin == ("all" if whole else "train")).sum())
+        search_share = default_search_share(shared, test_share if whole else 0.0)
     _check_shares(search_share, test_share)
     where = {part: np.flatnonzero(origin == part).astype(np.int64) for part in ("all", "train", "val", "test")}
     if len(where["all"]):

@@ -422,9 +422,8 @@ def won(config: Config, entry: Entry, epochs: int) -> Config:
     final = replace(config.final.train, augment=entry.augment, lr=entry.lr, epochs=epochs)
     train = replace(config.train, augment=entry.augment, lr=entry.lr)
     # The hand-designed network needs no second training as the baseline where it is the winner itself.
-    baseline = (
-        False if config.baseline is True and entry.shape == HAND and config.method == "contest" else config.baseline
-    )
+    again = entry.shape == HAND and config.method == "contest"
+    baseline: bool | str | list[bool | str] = list(config.peers) if again else config.baseline
     return replace(
         config, family=entry.family, baseline=baseline, train=train, final=replace(config.final, train=final)
     )

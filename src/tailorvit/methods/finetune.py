@@ -264,7 +264,8 @@ def finetune(session: Session) -> dict[str, Any]:
     model = session.plain(arch, settings, "final", start.resized(session.data, session.seed, settings.drop_path))
     trial = session.trial(Candidate(arch, "given"), session.search_accuracy(model), 0)
     # Where a full disk refused the weights, finish trains again, and must not begin with random ones.
-    result = finish(session, [trial], None, start.resized(session.data, session.seed, settings.drop_path))
+    again = start.resized(session.data, session.seed, settings.drop_path)
+    result = finish(session, [trial], None, again, given=True)
     facts: dict[str, Any] = {
         "network": session.config.start.network,
         "sha256": start.checksum,

@@ -1,12 +1,15 @@
-"""The last part of every method: finish the best candidates, train the baseline, open the test split, write."""
+"""The last part of every method: finish the best candidates and the baseline, choose, open the test split, write."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from tailorvit.analysis import analyse
@@ -15,68 +18,98 @@ from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measu
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
 from tailorvit.families import family
+from tailorvit.methods.choice import Contender, choose
+from tailorvit.methods.peers import peer_facts, train_peers
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.search import Trial, merit
 from tailorvit.search.pareto import non_dominated
 from tailorvit.space import Space
-from tailorvit.train import TrainSettings, accuracy
+from tailorvit.train import TrainSettings, hits
+
+Answers = NDArray[np.bool_]  # whether each image of a split is classified correctly
+FEW_IMAGES = 500  # of the search split; with fewer, several candidates are finished: one image is 0.2 points and more
+SEVERAL = 3
 
 
 @dataclass(frozen=True)
 class FinalSettings:
-    """[final]: what becomes of the architecture found: keep its inherited weights, tune them, or train it anew."""
+    """[final]: what becomes of the architectures found: keep their inherited weights, tune them, or train them anew."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
     how: Literal["inherit", "finetune", "retrain"] = "retrain"
-    candidates: int = 1  # finish this many of the best found and keep the one best on the search split
+    candidates: int = 0  # finish this many of the best found; 0: one, or up to three where search images are few
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise TailorError(f"final.candidates must be at least 1, not {self.candidates}.")
+        if self.candidates < 0:
+            raise TailorError(f"final.candidates must be 0 (choose by the data) or more, not {self.candidates}.")
 
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A candidate with its trained network."""
+    """A network with its final weights: one found by the search, or the baseline, which has no trial."""
 
-    trial: Trial
+    name: str
+    arch: Arch
+    trial: Trial | None
     model: nn.Module
-    search_accuracy: float
+    correct: Answers  # on the search images
+
+    @property
+    def search_accuracy(self) -> float:
+        """Percent, after the last training."""
+        return percent(self.correct)
+
+
+def percent(correct: Answers) -> float:
+    """Accuracy from answers."""
+    return 100 * int(correct.sum()) / max(len(correct), 1)
 
 
 def finish(
-    session: Session, trials: Sequence[Trial], supernet: Supernet | None, start: nn.Module | None = None
+    session: Session,
+    trials: Sequence[Trial],
+    supernet: Supernet | None,
+    start: nn.Module | None = None,
+    *,
+    given: bool = False,
 ) -> dict[str, Any]:
     """Finish the best architectures, choose by the search split, then open the test split for the final figures.
 
-    ``start`` is the network whose weights the last training began with, where there is no supernet. Returns the facts
-    of result.json.
+    The baseline competes, except with an architecture that was ``given``. ``start`` is the network whose weights the
+    last training began with, where there is no supernet. Returns the facts of result.json.
     """
-    finished = _finish_best(session, trials, supernet, start)
-    chosen = max(finished, key=lambda f: f.search_accuracy)  # the first wins a tie: it was better in the search
+    found = _finish_best(session, trials, supernet, start)
     baseline = _train_baseline(session, supernet)
+    finished = found if given or baseline is None else [*found, baseline]
+    peers = train_peers(session, baseline_training(session, supernet))
+    choice = _choose(session, finished)
+    chosen = next(f for f in finished if f.name == choice["chosen"])
     _open_test_split(session)
     test = session.batches("test")
-    tested = {id(f): accuracy(f.model, test, session.device) for f in finished}
-    costs = session.meter.costs(chosen.trial.arch)
+    every = found if baseline is None else [*found, baseline]
+    answers = {f.name: hits(f.model, test, session.device) for f in every}
+    tested = {name: percent(correct) for name, correct in answers.items()}
+    costs = session.meter.costs(chosen.arch)
     settings = {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.settings}
     result = {
         "method": session.config.method,
-        "arch": chosen.trial.arch.to_dict(),
+        "arch": chosen.arch.to_dict(),
         **{k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()},
         "limits": session.limits.to_dict(),
-        "search_accuracy": chosen.trial.accuracy,
+        **{**choice, "chosen": "baseline" if chosen is baseline else "found"},
+        "search_accuracy": None if chosen.trial is None else chosen.trial.accuracy,
         "final_search_accuracy": chosen.search_accuracy,
-        "test_accuracy": tested[id(chosen)],
-        "candidates": [_candidate_facts(session, f, tested[id(f)], f is chosen) for f in finished],
-        "baseline": None if baseline is None else _baseline_facts(session, *baseline, test),
+        "test_accuracy": tested[chosen.name],
+        "candidates": [_candidate_facts(session, f, tested[f.name], f is chosen) for f in finished],
+        "baseline": None if baseline is None else _baseline_facts(session, baseline, tested[baseline.name]),
+        "peers": peer_facts(session, peers, test, answers[chosen.name]),
         "final": session.config.final.how if supernet is not None else "retrain",
         "settings": settings,
         "fixed": settings,  # the name of the key until 0.1
-        "parts": [row._asdict() for row in session.meter.counter.parts(chosen.trial.arch)],
-        "blocks": session.family.outline(session.meter.counter.shared, chosen.trial.arch),
+        "parts": [row._asdict() for row in session.meter.counter.parts(chosen.arch)],
+        "blocks": session.family.outline(session.meter.counter.shared, chosen.arch),
         "spaces": _spaces(session),
         "front": _front(session, trials),
         "trials": len(session.run.trials()),
@@ -90,27 +123,73 @@ def finish(
         **({} if session.data.trunk is None else {"trunk": session.data.trunk.facts}),
     }
     facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
-    card = Card(
-        chosen.trial.arch, dict(session.space.settings), session.data.classes, session.data.preprocessing, facts
-    )
+    card = Card(chosen.arch, dict(session.space.settings), session.data.classes, session.data.preprocessing, facts)
     save_network(session.run.folder / "network", session.data.with_trunk(chosen.model), card)
     _analyse(session, chosen.model)
     return {**result, "seconds": session.run.seconds()}
 
 
+# -- the choice -------------------------------------------------------------------------------------------------------
+
+
+def _choose(session: Session, finished: Sequence[Finished]) -> dict[str, Any]:
+    """Which network is delivered. A choice once made is kept: the test split is opened after it."""
+    stored = session.run.result("choice")
+    if stored is None:
+        contenders = [Contender(f.name, budget_use(session.meter, f.arch), f.correct) for f in finished]
+        limited = any(high is not None for _, _, high in session.limits)
+        stored = choose(contenders, session.config.prefer, limited).to_dict()
+        session.run.finish("choice", stored)
+    if len(finished) > 1:
+        session.log_once("choice", stored["why"])
+    return dict(stored)
+
+
+def budget_use(meter: Meter, arch: Arch) -> float:
+    """The mean share of the upper limits that an architecture uses; its parameters where there is none."""
+    shares = [meter.cost(metric, arch) / high for metric, _, high in meter.limits if high]
+    return sum(shares) / len(shares) if shares else float(meter.counter.params(arch))
+
+
 # -- networks ---------------------------------------------------------------------------------------------------------
+
+
+def candidates_wanted(session: Session) -> int:
+    """How many of the best are finished: as many as the recipe says; several where the search images are few."""
+    few = session.data.counts["search"] < FEW_IMAGES
+    return session.config.final.candidates or (SEVERAL if few else 1)
+
+
+def best_candidates(session: Session, trials: Sequence[Trial], by_images: bool) -> list[Trial]:
+    """The trials to finish, best first.
+
+    Where the data decides how many, and accuracies were counted on few search images (``by_images``), the best is
+    joined by those within one standard error of it that use the budget most (or least, where small ones are preferred).
+    """
+    ranked, count = sorted(trials, key=merit), candidates_wanted(session)
+    if session.config.final.candidates or count == 1 or not by_images:
+        return ranked[:count]
+    images = session.data.counts["search"]
+    share = (ranked[0].accuracy / 100 * images + 0.5) / (images + 1)
+    near = ranked[0].accuracy - 100 * math.sqrt(share * (1 - share) / images)
+    sign = 1 if session.config.prefer == "small" else -1
+    tied = sorted((t for t in ranked[1:] if t.accuracy >= near), key=lambda t: sign * budget_use(session.meter, t.arch))
+    # A predicted latency may be wrong: what is trained keeps its limits as measured.
+    fitting = (t for t in tied if not session.limits.measured or session.meter.fits(t.arch))
+    return [ranked[0], *islice(fitting, count - 1)]
 
 
 def _finish_best(
     session: Session, trials: Sequence[Trial], supernet: Supernet | None, start: nn.Module | None
 ) -> list[Finished]:
     """The best candidates with their final weights."""
-    best = sorted(trials, key=merit)[: session.config.final.candidates]
+    best = best_candidates(session, trials, by_images=supernet is not None)
     finished = []
     for i, trial in enumerate(best):
-        stage = f"final-{i}" if len(best) > 1 else "final"
+        stage, name = (f"final-{i}", f"found {i + 1}") if len(best) > 1 else ("final", "found")
         model = _final_network(session, trial.arch, supernet, stage, start)
-        finished.append(Finished(trial, model, session.search_accuracy(model)))
+        correct = hits(model, session.search_batches(), session.device)
+        finished.append(Finished(name, trial.arch, trial, model, correct))
     return finished
 
 
@@ -130,9 +209,9 @@ def _final_network(
     return session.plain(arch, settings, stage, tuned)
 
 
-def _train_baseline(session: Session, supernet: Supernet | None) -> tuple[Arch, nn.Module] | None:
+def _train_baseline(session: Session, supernet: Supernet | None) -> Finished | None:
     """The baseline, trained; None where it is switched off or none keeps the limits."""
-    if not session.config.baseline:
+    if not session.config.hand_designed:
         return None
     arch = baseline_arch(session.space, session.meter)
     if arch is None:
@@ -141,7 +220,8 @@ def _train_baseline(session: Session, supernet: Supernet | None) -> tuple[Arch, 
             f"There is no baseline: no hand-designed {session.space.family} keeps {session.limits.describe()}.",
         )
         return None
-    return arch, session.plain(arch, baseline_training(session, supernet), "baseline")
+    model = session.plain(arch, baseline_training(session, supernet), "baseline")
+    return Finished("baseline", arch, None, model, hits(model, session.search_batches(), session.device))
 
 
 def baseline_arch(space: Space, meter: Meter) -> Arch | None:
@@ -188,23 +268,29 @@ def _open_test_split(session: Session) -> None:
 
 
 def _candidate_facts(session: Session, finished: Finished, test: float, chosen: bool) -> dict[str, Any]:
-    params, macs = session.meter.counter.both(finished.trial.arch)
+    params, macs = session.meter.counter.both(finished.arch)
     return {
-        "arch": finished.trial.arch.to_dict(),
+        "name": finished.name,
+        "arch": finished.arch.to_dict(),
         "params": params,
         "macs": macs,
-        "search_accuracy": finished.trial.accuracy,
+        "search_accuracy": None if finished.trial is None else finished.trial.accuracy,
         "final_search_accuracy": finished.search_accuracy,
         "test_accuracy": test,
         "chosen": chosen,
     }
 
 
-def _baseline_facts(session: Session, arch: Arch, model: nn.Module, test: Any) -> dict[str, Any]:
-    params, macs = session.meter.counter.both(arch)
-    percent = accuracy(model, test, session.device)
-    epochs = session.run.epochs("baseline")[-1]["epoch"]
-    return {"arch": arch.to_dict(), "params": params, "macs": macs, "test_accuracy": percent, "epochs": epochs}
+def _baseline_facts(session: Session, baseline: Finished, test: float) -> dict[str, Any]:
+    params, macs = session.meter.counter.both(baseline.arch)
+    return {
+        "arch": baseline.arch.to_dict(),
+        "params": params,
+        "macs": macs,
+        "final_search_accuracy": baseline.search_accuracy,
+        "test_accuracy": test,
+        "epochs": session.run.epochs("baseline")[-1]["epoch"],
+    }
 
 
 def _spaces(session: Session) -> list[dict[str, Any]]:

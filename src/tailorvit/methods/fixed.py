@@ -15,7 +15,8 @@ def fixed(session: Session) -> dict[str, Any]:
     """Train the architecture in the recipe."""
     arch, _ = fixed_arch(session.config)
     model = session.plain(arch, session.config.final.train, "final")
-    return finish(session, [session.trial(Candidate(arch, "given"), session.search_accuracy(model), 0)], None)
+    trial = session.trial(Candidate(arch, "given"), session.search_accuracy(model), 0)
+    return finish(session, [trial], None, given=True)
 
 
 METHOD = Method("fixed", "train one given architecture, no search", fixed)

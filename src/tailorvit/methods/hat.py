@@ -15,7 +15,7 @@ from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.methods import Method
-from tailorvit.methods.finish import finish
+from tailorvit.methods.finish import candidates_wanted, finish
 from tailorvit.methods.session import Session, SpaceRecord
 from tailorvit.rng import generator
 from tailorvit.search import Trial, merit
@@ -49,14 +49,14 @@ def hat(session: Session) -> dict[str, Any]:
     trials = supernet.search(0)
     confirmed = confirm(session, trials)
     result = finish(session, confirmed, supernet)
-    found = next(t for t in confirmed if t.arch.to_dict() == result["arch"])
+    delivered = Arch.from_dict(result["arch"])
     facts = {
         **quality.to_dict(),
         "noise": noise,
         "device": session.device,
         "limit": limits.high("latency"),
-        "predicted": found.costs["latency"],
-        "measured": session.meter.cost("latency", found.arch),
+        "predicted": predicted.meter.cost("latency", delivered),
+        "measured": session.meter.cost("latency", delivered),
         "refused": len(trials) - len(confirmed),
     }
     return {**result, "latency_predictor": facts}
@@ -156,9 +156,9 @@ def _measure_best(session: Session, trials: Sequence[Trial]) -> dict[str, Any]:
         recall=session.run.measured,
         record=lambda metric, arch, value: measured.append((metric, arch.to_json(), value)),
     )
-    refused, count = list[str](), 0
+    refused, count, wanted = list[str](), 0, candidates_wanted(session)
     for trial in sorted(trials, key=merit):
-        if count == session.config.final.candidates:
+        if count == wanted:
             break
         broken = meter.problem(trial.arch)
         if broken is None:

@@ -22,6 +22,7 @@ from tailorvit.methods.contest import AUTO, Entry, first_entries
 from tailorvit.methods.feasibility import limits_to_check, require_feasible
 from tailorvit.methods.finetune import StartingNetwork, earlier_splits, read_start
 from tailorvit.methods.first_space import data_settings, default_limit, fixed_arch, image_size_for, initial_space
+from tailorvit.methods.peers import check_peers
 from tailorvit.methods.released import space_of_released
 from tailorvit.methods.schedule import DEFAULTS as DEFAULT_SECONDS
 from tailorvit.methods.session import Plan
@@ -50,6 +51,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     config = _with_device_settings(_with_default_limit(config, data), data, device)
     for training in (config.train, config.final.train):
         data.augment(training.augment)  # an unknown preset is found here
+    check_peers(config.peers, data)
     limits = config.budget()
     entries: list[Entry] = []
     if holds_contest(config):
@@ -74,7 +76,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
 
 def holds_contest(config: Config) -> bool:
     """Whether a contest decides on family, shape and training before anything else."""
-    return config.method == "contest" or config.family == AUTO
+    return config.method == "contest" or (config.family == AUTO and _searches(config))
 
 
 def _with_device_settings(config: Config, data: Data, device: str) -> Config:

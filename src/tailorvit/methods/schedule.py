@@ -100,14 +100,13 @@ def final_epochs(session: Session, winner: Standing, seconds: float) -> int:
     """Epochs of the final training in the time that is left, at the winner's pace in its last round."""
     last = winner.rounds[-1]
     left = (1 - RESERVE) * seconds - sum(session.run.seconds().values())
-    trainings = 1 + peers(session) + int(bool(session.config.baseline) and winner.entry.shape != HAND)
+    trainings = 1 + peers(session) + int(session.config.hand_designed and winner.entry.shape != HAND)
     return int(np.clip(left / trainings / max(last["seconds"] / last["epochs"], 1e-9), LEAST, MOST))
 
 
 def peers(session: Session) -> int:
     """How many networks of others train beside."""
-    named = session.config.baseline
-    return 0 if isinstance(named, bool) else 1 if isinstance(named, str) else sum(isinstance(n, str) for n in named)
+    return len(session.config.peers)
 
 
 # -- a plan to look at ------------------------------------------------------------------------------------------------

@@ -181,12 +181,12 @@ def finish_untrained(session: Session, found: UntrainedSearch) -> dict[str, Any]
     score = {t.arch: t.accuracy for t in found.trials}
 
     def with_score(row: Mapping[str, Any], key: str) -> dict[str, Any]:
-        return {**row, key: None, "score": score[Arch.from_dict(row["arch"])]}
+        return {**row, key: None, "score": score.get(Arch.from_dict(row["arch"]))}  # the baseline has none
 
     return {
         **result,
         "search_accuracy": None,
-        "score": score[Arch.from_dict(result["arch"])],
+        "score": score.get(Arch.from_dict(result["arch"])),
         "candidates": [with_score(row, "search_accuracy") for row in result["candidates"]],
         "front": [with_score(row, "accuracy") for row in result["front"]],
         "proxy": found.facts,
