@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from copy import deepcopy
@@ -401,19 +402,23 @@ def test_a_failed_recording_gives_its_memory_back() -> None:
         torch.randn(1 << 26, device="cuda").sin().sum()
         torch.cuda.synchronize()
 
+    def reserved() -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    before = reserved()
     for _ in range(3):
         with pytest.raises(NotRecorded):
             Recorder(device).record("work", work)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < 1 << 28  # one of them takes as much
+    assert reserved() - before < 1 << 28  # one of them takes as much
 
 
-@pytest.mark.parametrize("name", ["shunted", "swin"])
-def test_a_compiled_network_is_recorded_too(name: str) -> None:
+def test_a_compiled_network_is_recorded_too() -> None:
     ends = []
     for compile in (False, True):
-        net = network(name)
+        net = network("shunted")
         trainer, sink = ten_steps(net, compile=compile)
         assert trainer.graphs is not None and sink.events == []
         ends.append(answers(net))

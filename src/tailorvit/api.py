@@ -29,7 +29,7 @@ from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError
 from tailorvit.lookup import versions
 from tailorvit.methods import METHODS
-from tailorvit.methods.contest import AUTO, after_contest
+from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.prepare import prepare
@@ -371,7 +371,7 @@ def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
 def run_method(session: Session) -> dict[str, Any]:
     """The run's method; where the family is open, a contest chooses it first and the method works on its shape."""
     method = METHODS[session.config.method]
-    if session.config.family != AUTO or method.name == "contest":
+    if method.name == "contest" or not session.plan.entries:
         return method.run(session)
     session, winner, facts = after_contest(session)
     space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, device=session.device)

@@ -5,6 +5,8 @@ On a CPU a recording is the work itself; rehearsals are the same as on a GPU.
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from train_toys import BadOnce, Store, Toys, no_onednn, settings, trainer
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, train
 from tailorvit.train import loop as loop_module
-from tailorvit.train.graphs import GraphSteps, HalfWeights, NotRecorded, rehearsal
+from tailorvit.train.graphs import GraphSteps, HalfWeights, NotRecorded, Recorder, rehearsal
 from tailorvit.train.optim import batch_statistics, make_optimizer
 from tailorvit.train.settings import TrainSettings
 
@@ -201,6 +203,78 @@ def test_a_recording_that_fails_late_leaves_the_state_of_that_step(monkeypatch: 
     mixed, sink = fitted(monkeypatch, Small(), True)
     assert all(torch.equal(mixed[n], t) for n, t in eager.items())
     assert [kind for kind, _ in sink.events] == ["graphs"] and len(sink.steps) == 12
+
+
+class FakeCuda:
+    """Stands in for torch.cuda: remembers what was called; a capture fails as torch's does, and leaves its stream."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.stream_in_use, self.state = "main", "capturing"
+        self.default_generators = [self]
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **_: self.calls.append((name, *given))
+
+    def current_stream(self) -> Any:
+        return SimpleNamespace(name=self.stream_in_use, wait_stream=lambda _: None)
+
+    def Stream(self) -> Any:
+        return SimpleNamespace(name="side", wait_stream=lambda _: None)
+
+    def stream(self, _: Any) -> Any:
+        return nullcontext()
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        return (0, 7)
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_stream(self, stream: Any) -> None:
+        self.stream_in_use = stream.name
+
+    def clone_state(self) -> str:
+        return "a copy that is not capturing"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.state = state
+
+    @contextmanager
+    def graph(self, *_: Any, **__: Any) -> Any:
+        self.stream_in_use = "capture"
+        try:
+            yield
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("ended_by_torch", [False, True])
+def test_after_a_failed_capture_stream_memory_and_generator_are_mended(
+    monkeypatch: pytest.MonkeyPatch, ended_by_torch: bool
+) -> None:
+    cuda, runs = FakeCuda(), []
+
+    def end(*given: Any) -> None:
+        cuda.calls.append(("end", *given))
+        if ended_by_torch:
+            raise RuntimeError("not recording")
+
+    def work() -> None:
+        runs.append(1)
+        if len(runs) == 2:
+            raise ValueError("the cause\nand more")
+
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *given: cuda.calls.append(("release", *given)))
+    recorder = Recorder(torch.device("cuda"))
+    with pytest.raises(NotRecorded, match=r"^ValueError: the cause$"):
+        recorder.record("work", work)
+    assert cuda.stream_in_use == "main" and cuda.state == "a copy that is not capturing"
+    assert ("end", 0, (0, 7)) in cuda.calls
+    assert (("release", 0, (0, 7)) in cuda.calls) == (not ended_by_torch)
+    assert recorder.graphs == {} and recorder.pool is None
 
 
 def test_a_closed_recording_leaves_the_optimiser_as_it_was() -> None:

@@ -45,7 +45,7 @@ def test_a_constant_learning_rate_stays():
     ("key", "value"),
     [
         ("epochs", 0),
-        ("batch", 0),
+        ("batch", -1),
         ("lr", 0),
         ("lr", -1.0),
         ("lr", float("nan")),

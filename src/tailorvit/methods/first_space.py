@@ -101,7 +101,8 @@ def fixed_arch(config: Config) -> tuple[Arch, dict[str, Any]]:
         named = named_arch(config.arch)
         return named.arch, dict(named.settings)
     if isinstance(config.arch, dict):
-        arch = family(str(config.arch.get("family", config.family))).arch(config.arch)
+        usual = "vit" if config.family == "auto" else config.family
+        arch = family(str(config.arch.get("family", usual))).arch(config.arch)
         space = None if config.space == "auto" else recipe_space(config)
         if space is not None and space.family != arch.family:
             raise TailorError(

@@ -76,7 +76,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
 
 def holds_contest(config: Config) -> bool:
     """Whether a contest decides on family, shape and training before anything else."""
-    return config.method == "contest" or config.family == AUTO
+    return config.method == "contest" or (config.family == AUTO and _searches(config))
 
 
 def _with_device_settings(config: Config, data: Data, device: str) -> Config:
