@@ -54,15 +54,27 @@ def test_without_a_baseline_nothing_is_compared(make):
     assert "correctly; to take it away" in words(changed(make(), baseline={}))
 
 
-def test_peers_are_named(make):
+def test_the_best_peer_is_named(make):
+    gap = {"difference": 12.6, "low": 6.0, "high": 19.0, "clear": True}
     peers = [
-        {"name": "timm:mobilevit_xxs", "test_accuracy": 76.1},
+        {"name": "timm:mobilevit_xxs", "test_accuracy": 76.1, "gap": gap, "over": "params 9M > 8M"},
         {"name": "timm:other", "test_accuracy": 40.0},
         {"name": "broken", "test_accuracy": None},
     ]
     said = words(changed(make(), peers=peers))
-    assert ", 12.60 points less than timm:mobilevit_xxs (76.10 %); to take" in said and "other" not in said
+    assert " and 12.60 points less than mobilevit_xxs of timm, over the limit (76.10 %); to take" in said
+    assert "other" not in said
+    unclear = [{**peers[0], "over": None, "gap": {**gap, "clear": False}}]
+    assert "and about as many as mobilevit_xxs of timm (76.10 %)" in words(changed(make(name="tie"), peers=unclear))
     assert words(changed(make(name="odd"), peers="none")).startswith("You get")
+
+
+def test_a_delivered_baseline_is_not_compared_with_itself(make):
+    said = words(changed(make(), chosen="baseline"))
+    assert said.startswith(
+        "You get the hand-designed ViT network with 7M parameters (the search found nothing clearly better) that"
+        " classifies 63.50 % of the test images correctly; to take it away"
+    )
 
 
 def test_the_folder_is_quoted_as_a_shell_needs_it(make, tmp_path, monkeypatch):

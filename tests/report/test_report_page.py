@@ -218,6 +218,68 @@ def test_a_finding_worse_than_the_baseline_says_so(make):
     assert "12.25 points less accurate" in text and "On these images the baseline is better." in text
 
 
+WHY = "The 100 search images cannot tell the network found and the hand-designed baseline apart, so ... was taken."
+PEER = {"name": "timm:resnet18", "params": 11e6, "macs": 4e7, "test_accuracy": 70.25, "over": "params 11M > 8M"}
+PEER |= {"gap": {"difference": 8.0, "low": 2.5, "high": 13.25, "clear": True}, "final_search_accuracy": 69.0}
+
+
+def with_choice(folder, **more):
+    """The made-up run, with the baseline delivered."""
+    with Run.open(folder) as run:
+        facts = run.read_json("result")
+        other = {**facts["baseline"], "name": "baseline", "final_search_accuracy": 66.0, "chosen": True}
+        rows = [{**c, "name": f"found {i}", "chosen": False} for i, c in enumerate(facts["candidates"], 1)]
+        gap = {"first": "found 1", "second": "baseline", "difference": -2.0, "low": -7.5, "high": 3.5, "images": 100}
+        own = {k: facts["baseline"][k] for k in ("arch", "params", "macs", "test_accuracy")}
+        choice = {"chosen": "baseline", "why": WHY, "tied": ["found 1", "baseline"], "comparison": [gap]}
+        run.write_json("result", {**facts, **own, **choice, "candidates": [*rows, other], **more})
+    return collect(folder)
+
+
+def test_a_delivered_baseline_is_said_plainly(make):
+    facts = with_choice(make())
+    text = unescape(result.section(facts))
+    assert "<b>Result:</b> the hand-designed network, with 7.9M parameters" in text and f"<b>Choice:</b> {WHY}" in text
+    assert "reaches 62.25 % and was delivered. The network found is 1.25 points more accurate." in text
+    assert "baseline (delivered)" in text and "found (delivered)" not in text
+    assert "found 1 less baseline" in text and "-7.5 to +3.5" in text
+    assert "66.00 %" not in text and "64.00 %" in text, "the column of the best found has its own figures"
+    (drawn,) = [f for f in page.figures(facts) if f.key == "candidates"]
+    assert [row[0] for row in drawn.rows] == [1, 2, 3, 4, "baseline"] and "baseline*" in drawn.svg
+    Checker(render(facts))
+
+
+def test_peers_have_their_rows_and_a_better_one_is_said_first(make):
+    even = {**PEER, "name": "timm:<b>tiny</b>", "over": None, "test_accuracy": 62.5}
+    even |= {"gap": {"difference": 0.25, "low": -4.0, "high": 4.5, "clear": False}}
+    failed = {
+        "name": "timm:odd",
+        "params": 5e5,
+        "macs": 1e6,
+        "test_accuracy": None,
+        "problem": "out of memory",
+        "gap": None,
+    }
+    facts = with_choice(make(), peers=[PEER, even, failed])
+    page_text = result.section(facts)
+    assert "<b>tiny" not in page_text
+    text = unescape(page_text)
+    assert "<b>Result:</b> timm:resnet18, over the limit, was better than the network delivered: 70.25 %" in text
+    assert "resnet18 (over the limit)" in text and "95 % interval +2.5 to +13.2 points)." in text
+    assert "cannot tell the two apart" in text and "odd (500k parameters) could not be trained: out of memory." in text
+    (drawn,) = [f for f in page.figures(facts) if f.key == "result-accuracy"]
+    assert [row[0] for row in drawn.rows] == ["found", "baseline", "resnet18", "<b>tiny</b>"]
+    Checker(render(facts))
+
+
+@pytest.mark.parametrize(
+    "peers", [3, [3], [{"name": 5, "gap": 7}], [{"over": [], "test_accuracy": "x", "gap": {"low": "a"}}]]
+)
+def test_odd_peers_render(make, peers):
+    facts = with_choice(make(), peers=peers, comparison=peers, why=3, tied=5)
+    assert TROUBLE not in render(facts)
+
+
 def test_wilson_agrees_with_known_values():
     # Newcombe 1998, table I: 81 of 263 gives 0.2553 to 0.3662; 0 of 20 gives 0 to 0.1611.
     assert interval(100 * 81 / 263, 263) == pytest.approx((25.53, 36.62), abs=0.01)

@@ -29,6 +29,7 @@ _KINDS = {
     "search": "search",
     "score": "scoring without training",
     "baseline": "baseline",
+    "peer": "peer",
     "analysis": "analysis of the network",
     "contest": "contest",
 }

@@ -157,8 +157,9 @@ class Limit(_Part):
 
 
 class Network(_Part):
-    """A trained network: the one found, a candidate, or the baseline."""
+    """A trained network: the one delivered, a candidate, the baseline or a peer."""
 
+    name: Text = ""
     arch: Table = {}
     params: Number = None
     macs: Number = None
@@ -172,6 +173,31 @@ class Network(_Part):
         """A cost by name, also a measured one."""
         counted = {"params": self.params, "macs": self.macs}
         return counted[metric] if metric in counted else number((self.model_extra or {}).get(metric))
+
+
+class Gap(_Part):
+    """The difference of two networks on the same images, in points, with its 95 % interval."""
+
+    first: Text = ""
+    second: Text = ""
+    difference: Number = None
+    low: Number = None
+    high: Number = None
+    clear: Flag = False
+    images: Positive = None
+
+
+class Peer(Network):
+    """A model of timm that was trained beside."""
+
+    over: Text = ""  # the limit that it breaks
+    problem: Text = ""
+    gap: Annotated[Gap, BeforeValidator(table)] = Gap()  # less the delivered network, on the test images
+
+    @property
+    def short(self) -> str:
+        """Its name without where it comes from."""
+        return trim(self.name.removeprefix("timm:"), 60) or "peer"
 
 
 class Block(_Part):
@@ -328,6 +354,11 @@ class Result(Network):
     limits: Annotated[dict[str, Annotated[Limit, BeforeValidator(table)]], BeforeValidator(table)] = {}
     baseline: Annotated[Network, BeforeValidator(table)] = Network()
     candidates: Annotated[tuple[Network, ...], BeforeValidator(_objects)] = ()
+    chosen: Text = ""  # type: ignore[assignment]  # "found" or "baseline"; of a candidate it is a flag
+    why: Text = ""
+    tied: Words = ()
+    comparison: Annotated[tuple[Gap, ...], BeforeValidator(_objects)] = ()
+    peers: Annotated[tuple[Peer, ...], BeforeValidator(_objects)] = ()
     blocks: Annotated[tuple[Block, ...], BeforeValidator(_objects)] = ()
     parts: Annotated[tuple[Part, ...], BeforeValidator(_objects)] = ()
     spaces: Annotated[tuple[Mapping[str, Any], ...], BeforeValidator(_objects)] = ()
@@ -337,6 +368,17 @@ class Result(Network):
     trunk: Annotated[Trunk, BeforeValidator(table)] = Trunk()
     start: Annotated[Start, BeforeValidator(table)] = Start()
     contest: Annotated[Contest, BeforeValidator(table)] = Contest()
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the run delivers the hand-designed baseline."""
+        return self.chosen == "baseline"
+
+    @property
+    def found(self) -> Network:
+        """The best network found, also where it was not delivered."""
+        others = [c for c in self.candidates if c.name != "baseline"]
+        return max(others, key=lambda c: c.final_search_accuracy or 0.0) if self.by_hand and others else self
 
     def limit(self, metric: str) -> Limit:
         """The bounds of a cost; without bounds where there is no limit."""
@@ -741,7 +783,7 @@ class Facts:
     @property
     def search_seconds(self) -> float | None:
         """Time to find the network: supernets, slopes, samples and search, without final training and baseline."""
-        after = ("final", "baseline", "analysis")
+        after = ("final", "baseline", "peer", "analysis")
         found = [s for stage, s in self.spent.items() if stage.partition("-")[0] not in after]
         return sum(found) if found else None
 

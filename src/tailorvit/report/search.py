@@ -22,7 +22,7 @@ from tailorvit.report.markup import (
     soft,
     stage_name,
 )
-from tailorvit.report.reading import CONTEST, Facts, Trial
+from tailorvit.report.reading import CONTEST, Facts, Network, Trial
 
 _BEST = 10
 _FRONT = 200  # dots of the front with hints; the line is always whole
@@ -264,6 +264,10 @@ def _generations(every: Sequence[Trial]) -> Figure | None:
     )
 
 
+def _label(candidate: Network, place: int) -> str | int:
+    return "baseline" if candidate.name == "baseline" else place
+
+
 def _candidates(facts: Facts) -> Figure | None:
     """The networks that were trained at the end: accuracy before and after, a row each."""
     found, how = facts.result.candidates, facts.result.final
@@ -280,17 +284,18 @@ def _candidates(facts: Facts) -> Figure | None:
             for k, (kind, value) in enumerate(zip(kinds, row, strict=True))
             if value is not None
         ]
-        rows.append((f"{i}{'*' if candidate.chosen else ''}", marks))
+        rows.append((f"{_label(candidate, i)}{'*' if candidate.chosen else ''}", marks))
     title = "The candidates before and after their training"
     more = f" {_CANDIDATES} of {len(found)} are drawn." if len(found) > _CANDIDATES else ""
     return Figure(
         "candidates",
         title,
-        "The best networks of the search were trained; * is the one chosen, by its accuracy on the search split. If"
+        "The best networks of the search and the baseline were trained; * is the one delivered, chosen by the search"
+        " images. If"
         f" the order changes much, train more candidates (final.candidates).{more}",
         ("candidate", "architecture", "parameters", "inherited", "after training", "test", "chosen"),
         [
-            (i, arch_in_words(c.arch), c.params, *row, c.chosen)
+            (_label(c, i), arch_in_words(c.arch), c.params, *row, c.chosen)
             for i, (c, row) in enumerate(zip(found, values, strict=True), 1)
         ],
         charts.dot_rows(rows, title, "accuracy, %", 16),
