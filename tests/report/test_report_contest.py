@@ -131,6 +131,11 @@ def test_worth_shows_points_with_uneven_intervals_and_zero(facts):
     assert float(ends[2][0]) < zero.pop() < float(ends[2][1])
 
 
+def test_an_interval_that_touches_zero_has_no_minus(make):
+    worth = [{"what": "rate", "best": 0.001, "worst": 0.002, "points": 3.9, "low": -0.02, "high": 7.8}]
+    assert "+3.9 (0.0 to 7.8)" in figure(changed(make(), worth=worth), "contest-worth").svg
+
+
 def test_the_tables(facts):
     text = contest.section(facts)
     rungs = cells(text, "How each round went")

@@ -93,7 +93,8 @@ def _took_part(contest: Contest) -> str:
 
 
 def _span(worth: Worth) -> str:
-    return "" if worth.low is None or worth.high is None else f"{worth.low:.1f} to {worth.high:.1f}"
+    ends = [round(v, 1) + 0.0 for v in (worth.low, worth.high) if v is not None]  # + 0.0: no -0.0
+    return f"{ends[0]:.1f} to {ends[1]:.1f}" if len(ends) == 2 else ""
 
 
 def _clear(worth: Worth) -> bool:

@@ -125,7 +125,7 @@ def figure_style() -> str:
     """The style sheet of a figure file: the rules of charts in the page's light colours.
 
     The PNG library knows no CSS variables, so they are replaced. A mark's own colour, ``var(--c)``, comes from its
-    class c0 to c6 or front: such a rule is written once per colour.
+    class c0 to c7 or front: such a rule is written once per colour.
     """
     light = dict(re.findall(r"--(\w+):(#\w+)", STYLE[: STYLE.index("}")])) | {"paper": "#ffffff"}
     colours = {**{k: v for k, v in light.items() if re.fullmatch(r"c\d", k)}, "front": light["ink"]}

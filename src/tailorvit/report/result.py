@@ -36,7 +36,7 @@ TIMES = {  # kind of stage: colour and name
     "score": ("c2", "scoring without training"),
     "final": ("c3", "training the network found"),
     "baseline": ("c4", "training the baseline"),
-    "peer": ("c5", "training peers"),
+    "peer": ("c7", "training peers"),
     "other": ("c5", "other work"),
 }
 
@@ -87,7 +87,8 @@ def section(facts: Facts) -> str:
         ("Accuracy on the search split, after final training", *(percent(n.final_search_accuracy) for n in shown)),
         ("Accuracy on the test images", *(percent(n.test_accuracy) for n in shown)),
     ]
-    numbers = grid(("", *(title for _, _, title in compared)), [row for row in lines if any(row[1:])], len(shown))
+    titles = ("", *(title for _, _, title in compared))
+    numbers = grid(titles, [row for row in lines if any(row[1:])], len(shown), stack=len(shown) > 2)
     numbers += _pairs(facts)
     side = pair(drawn.get("result-limits", ""), drawn.get("result-accuracy", ""))
     return f"{_story(facts)}{heads}{side}{numbers}{times}"
@@ -325,7 +326,7 @@ def _accuracy(facts: Facts) -> Figure | None:
     for name, v, low, high, _ in rows:
         words = f"{name}: {v:.2f} %, between {low:.2f} and {high:.2f} %"
         mark = charts.Mark(v, styles.get(name, "c5"), words, (low, high))
-        dots.append((charts.trim(name, 14), [mark]))
+        dots.append((name, [mark]))
     svg = charts.dot_rows(dots, title, "accuracy, %")
     caption = f"Dots: accuracy on {images:,} test images. Whiskers: its 95 % interval (Wilson)."
     return Figure("result-accuracy", title, caption, ("network", "accuracy", "low", "high", "images"), rows, svg)
