@@ -56,4 +56,14 @@ def test_no_baseline_is_not_the_same_as_none_known():
     assert "No baseline was trained" in accuracy_table({"baseline": None}, {})
     assert "not recorded" in accuracy_table({}, {})
     text = accuracy_table({"baseline": {"params": 5, "macs": 6, "test_accuracy": 50.0}}, {})
-    assert "| baseline of the same size | 5 | 6 | 50.00 % |" in text
+    assert "| baseline | 5 | 6 | 50.00 % |" in text
+
+
+def test_the_hand_designed_network_and_peers_are_named():
+    row = {"params": 5, "macs": 6, "test_accuracy": 50.0}
+    found = {**row, "name": "found", "test_accuracy": 45.0}
+    peer = {**row, "name": "timm:resnet18", "test_accuracy": 55.0}
+    result = {**row, "chosen": "baseline", "baseline": row, "candidates": [found, {**row, "name": "baseline"}, 3]}
+    text = accuracy_table({**result, "peers": [peer]}, {})
+    assert "| this network, designed by hand | 5 | 6 | 50.00 % |" in text and "| baseline |" not in text
+    assert "| found by the search | 5 | 6 | 45.00 % |" in text and "resnet18 | 5 | 6 | 55.00 % |" in text

@@ -37,6 +37,13 @@ def test_the_difference_to_the_baseline(test, fine, words):
     assert found.fine is fine and found.answer.startswith(words) and found.advice
 
 
+def test_a_delivered_baseline_is_no_question_of_its_own():
+    facts = known(chosen="baseline", why="The 60 search images cannot tell them apart.")
+    found = answer(facts, "Is the network found better than the baseline?")
+    assert not found.fine and found.answer == "No: The 60 search images cannot tell them apart." and found.advice
+    assert BASELINE not in [c.question for c in checks.checks(facts)]
+
+
 def test_the_interval_of_a_difference():
     # Newcombe 1998, Statistics in Medicine 17: 56/70 against 48/80 gives 0.0524 to 0.3339 by method 10.
     # With equal counts, the only case here: 9 of 10 against 3 of 10 gives 0.1705 to 0.8090.

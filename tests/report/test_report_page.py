@@ -15,7 +15,7 @@ import pytest
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
-from tailorvit.report import collect, page, render, result, write_report
+from tailorvit.report import collect, page, render, result, space, write_report
 from tailorvit.report.result import interval
 from tailorvit.runs import Run
 
@@ -76,7 +76,7 @@ def test_a_full_run_shows_everything_in_order(make):
         "The network found is 1.25 points more accurate.",
         "The 95 % interval of the difference is -5.4 to +7.9 points. It includes 0",
         "Everything took 1 min 45 s, the search 1 min 15 s of it.",
-        "Moved depth down and embed up: cosine 0.90.",
+        "Moved depth down and embed up: agreement 0.90.",
         "depth -1, embed +1",
         "from 40 pairs each",
         "Errors of random sub-networks of every space",
@@ -124,8 +124,27 @@ def test_each_kind_words_itself(make):
 
 def test_a_failed_run_says_why_and_how_to_go_on(make):
     text = result.section(collect(make(failed=True)))
-    assert "The run failed: RuntimeError: out of memory." in text and "tailorvit resume run" in text
+    assert "The run failed: RuntimeError: out of memory." in text
+    assert re.search(r"To continue: tailorvit resume \S+/run<", text), "as a command takes it"
     assert "The best of 66 trials so far reached" in text
+
+
+def test_the_page_speaks_of_agreement_with_the_slopes(make):
+    """Old and new runs wrote the cosine into their sentences."""
+    folder = make()
+    said = "The best of 3 legal neighbours has cosine -0.02 with the slopes, so none promises higher accuracy."
+    with Run.open(folder) as run:
+        run.record_decision(1, {"t": 1, "gamma": {}, "reason": "stop", "stop": True, "sentence": said, "legal": []})
+    text = space.section(collect(folder))
+    assert "has agreement -0.02 with the slopes" in text and "agreement 0.90." in text
+    assert "Agreement says how well a move follows all slopes together" in text
+    assert text.count("cosine") == 1, "where the word is explained"
+
+
+def test_the_start_is_a_readable_time(tmp_path):
+    for i, (started, shown) in enumerate((("2026-11-18T04:26:08+02:00", "2026-11-18 02:26 UTC"), ("then", "then"))):
+        Run.create(tmp_path / f"run{i}", "", {"started": started}).close()
+        assert f"started {shown}<" in render(collect(tmp_path / f"run{i}"))
 
 
 def test_an_interrupted_run_that_went_on_is_running(make):
@@ -197,6 +216,68 @@ def test_a_finding_worse_than_the_baseline_says_so(make):
         run.write_json("result", {**run.read_json("result"), "test_accuracy": 50.0})
     text = result.section(collect(folder))
     assert "12.25 points less accurate" in text and "On these images the baseline is better." in text
+
+
+WHY = "The 100 search images cannot tell the network found and the hand-designed baseline apart, so ... was taken."
+PEER = {"name": "timm:resnet18", "params": 11e6, "macs": 4e7, "test_accuracy": 70.25, "over": "params 11M > 8M"}
+PEER |= {"gap": {"difference": 8.0, "low": 2.5, "high": 13.25, "clear": True}, "final_search_accuracy": 69.0}
+
+
+def with_choice(folder, **more):
+    """The made-up run, with the baseline delivered."""
+    with Run.open(folder) as run:
+        facts = run.read_json("result")
+        other = {**facts["baseline"], "name": "baseline", "final_search_accuracy": 66.0, "chosen": True}
+        rows = [{**c, "name": f"found {i}", "chosen": False} for i, c in enumerate(facts["candidates"], 1)]
+        gap = {"first": "found 1", "second": "baseline", "difference": -2.0, "low": -7.5, "high": 3.5, "images": 100}
+        own = {k: facts["baseline"][k] for k in ("arch", "params", "macs", "test_accuracy")}
+        choice = {"chosen": "baseline", "why": WHY, "tied": ["found 1", "baseline"], "comparison": [gap]}
+        run.write_json("result", {**facts, **own, **choice, "candidates": [*rows, other], **more})
+    return collect(folder)
+
+
+def test_a_delivered_baseline_is_said_plainly(make):
+    facts = with_choice(make())
+    text = unescape(result.section(facts))
+    assert "<b>Result:</b> the hand-designed network, with 7.9M parameters" in text and f"<b>Choice:</b> {WHY}" in text
+    assert "reaches 62.25 % and was delivered. The network found is 1.25 points more accurate." in text
+    assert "baseline (delivered)" in text and "found (delivered)" not in text
+    assert "found 1 less baseline" in text and "-7.5 to +3.5" in text
+    assert "66.00 %" not in text and "64.00 %" in text, "the column of the best found has its own figures"
+    (drawn,) = [f for f in page.figures(facts) if f.key == "candidates"]
+    assert [row[0] for row in drawn.rows] == [1, 2, 3, 4, "baseline"] and "baseline*" in drawn.svg
+    Checker(render(facts))
+
+
+def test_peers_have_their_rows_and_a_better_one_is_said_first(make):
+    even = {**PEER, "name": "timm:<b>tiny</b>", "over": None, "test_accuracy": 62.5}
+    even |= {"gap": {"difference": 0.25, "low": -4.0, "high": 4.5, "clear": False}}
+    failed = {
+        "name": "timm:odd",
+        "params": 5e5,
+        "macs": 1e6,
+        "test_accuracy": None,
+        "problem": "out of memory",
+        "gap": None,
+    }
+    facts = with_choice(make(), peers=[PEER, even, failed])
+    page_text = result.section(facts)
+    assert "<b>tiny" not in page_text
+    text = unescape(page_text)
+    assert "<b>Result:</b> timm:resnet18, over the limit, was better than the network delivered: 70.25 %" in text
+    assert "resnet18 (over the limit)" in text and "95 % interval +2.5 to +13.2 points)." in text
+    assert "cannot tell the two apart" in text and "odd (500k parameters) could not be trained: out of memory." in text
+    (drawn,) = [f for f in page.figures(facts) if f.key == "result-accuracy"]
+    assert [row[0] for row in drawn.rows] == ["found", "baseline", "resnet18", "<b>tiny</b>"]
+    Checker(render(facts))
+
+
+@pytest.mark.parametrize(
+    "peers", [3, [3], [{"name": 5, "gap": 7}], [{"over": [], "test_accuracy": "x", "gap": {"low": "a"}}]]
+)
+def test_odd_peers_render(make, peers):
+    facts = with_choice(make(), peers=peers, comparison=peers, why=3, tied=5)
+    assert TROUBLE not in render(facts)
 
 
 def test_wilson_agrees_with_known_values():

@@ -210,10 +210,22 @@ def _costs(row: Mapping[str, Any], missing: str) -> list[str]:
     return [units.show(row[k]) if isinstance(row.get(k), int | float) else missing for k in ("params", "macs")]
 
 
+def _rows(result: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """The rows of a table of result.json that can be read."""
+    found = result.get(key)
+    return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+
+
 def accuracy_table(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """The network beside the baseline, and what is known of a trunk."""
     rows = ["| network | parameters | MACs | test accuracy |", "|---|---|---|---|"]
-    for name, row in (("this network", {**facts, **result}), ("baseline of the same size", result.get("baseline"))):
+    networks: list[tuple[str, Any]] = [("this network", {**facts, **result}), ("baseline", result.get("baseline"))]
+    if result.get("chosen") == "baseline":
+        found = [row for row in _rows(result, "candidates") if row.get("name") != "baseline"]
+        networks = [("this network, designed by hand", {**facts, **result})]
+        networks += [("found by the search", row) for row in found]
+    networks += [(escaped(row.get("name")), row) for row in _rows(result, "peers")]
+    for name, row in networks:
         if row:
             accuracy = row.get("test_accuracy")
             shown = f"{accuracy:.2f} %" if isinstance(accuracy, int | float) else "not measured"
@@ -267,7 +279,7 @@ tags:
 - tailorvit
 ---
 
-# A {escaped(card.arch.family)} network for {len(card.classes)} classes, found by TailorViT
+# A {escaped(card.arch.family)} network for {len(card.classes)} classes, made with TailorViT
 
 {accuracy_table(result, card.facts)}
 

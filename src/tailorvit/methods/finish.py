@@ -91,12 +91,11 @@ def finish(
     every = found if baseline is None else [*found, baseline]
     answers = {f.name: hits(f.model, test, session.device) for f in every}
     tested = {name: percent(correct) for name, correct in answers.items()}
-    costs = session.meter.costs(chosen.arch)
     settings = {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.settings}
     result = {
         "method": session.config.method,
         "arch": chosen.arch.to_dict(),
-        **{k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()},
+        **_costs(session, chosen.arch),
         "limits": session.limits.to_dict(),
         **{**choice, "chosen": "baseline" if chosen is baseline else "found"},
         "search_accuracy": None if chosen.trial is None else chosen.trial.accuracy,
@@ -267,13 +266,17 @@ def _open_test_split(session: Session) -> None:
 # -- facts of result.json ---------------------------------------------------------------------------------------------
 
 
+def _costs(session: Session, arch: Arch) -> dict[str, float]:
+    """Parameters, MACs and what else is limited."""
+    costs = session.meter.costs(arch)
+    return {k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()}
+
+
 def _candidate_facts(session: Session, finished: Finished, test: float, chosen: bool) -> dict[str, Any]:
-    params, macs = session.meter.counter.both(finished.arch)
     return {
         "name": finished.name,
         "arch": finished.arch.to_dict(),
-        "params": params,
-        "macs": macs,
+        **_costs(session, finished.arch),
         "search_accuracy": None if finished.trial is None else finished.trial.accuracy,
         "final_search_accuracy": finished.search_accuracy,
         "test_accuracy": test,
@@ -282,11 +285,9 @@ def _candidate_facts(session: Session, finished: Finished, test: float, chosen: 
 
 
 def _baseline_facts(session: Session, baseline: Finished, test: float) -> dict[str, Any]:
-    params, macs = session.meter.counter.both(baseline.arch)
     return {
         "arch": baseline.arch.to_dict(),
-        "params": params,
-        "macs": macs,
+        **_costs(session, baseline.arch),
         "final_search_accuracy": baseline.search_accuracy,
         "test_accuracy": test,
         "epochs": session.run.epochs("baseline")[-1]["epoch"],

@@ -50,7 +50,10 @@ def _accuracy(facts: Facts) -> Iterator[Check]:
     found, other, images = facts.result.test_accuracy, facts.result.baseline.test_accuracy, facts.test_images
     if found is None or not images:
         return
-    if other is not None:
+    if facts.result.by_hand:
+        advice = "A longer search, longer training or another space may find a better network."
+        yield Check("Is the network found better than the baseline?", False, f"No: {facts.result.why}", advice)
+    elif other is not None:
         low, high = difference_interval(found, other, images)
         gap = f"{found - other:+.2f} points, 95 % interval {low:+.1f} to {high:+.1f}"
         question = "Is the network better than the baseline?"

@@ -1,4 +1,4 @@
-"""Section 1: the goal, the network found, the comparison with the baseline, and the time it took."""
+"""Section 1: the goal, the network delivered and why, the baseline and the peers beside it, and the time it took."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from tailorvit.report.markup import (
     size,
     stage_name,
 )
-from tailorvit.report.reading import Facts, whole
+from tailorvit.report.reading import CONTEST, Facts, Network, whole
 from tailorvit.stats import wilson
 
 Interval = tuple[float, float]
 TIMES = {  # kind of stage: colour and name
+    "contest": ("c6", "the contest"),
     "supernet": ("c0", "training supernets"),
     "slopes": ("c1", "estimating slopes"),
     "et": ("c1", "measuring errors per choice"),
@@ -35,6 +36,7 @@ TIMES = {  # kind of stage: colour and name
     "score": ("c2", "scoring without training"),
     "final": ("c3", "training the network found"),
     "baseline": ("c4", "training the baseline"),
+    "peer": ("c7", "training peers"),
     "other": ("c5", "other work"),
 }
 
@@ -60,7 +62,7 @@ def section(facts: Facts) -> str:
     times = drawn.get("result-time", "") + stages
     if not facts.finished:
         return paragraph(_so_far(facts)) + times
-    result, baseline, trunk = facts.result, facts.result.baseline, facts.result.trunk
+    result, trunk, compared = facts.result, facts.result.trunk, networks(facts)
     images, found = facts.test_images, result.test_accuracy
     of = " of the decoder" if trunk.params is not None else ""
     search = facts.search_seconds if facts.searched else None
@@ -75,16 +77,19 @@ def section(facts: Facts) -> str:
             ),
         ]
     )
+    shown = [n for n, _, _ in compared]
     lines = [
-        ("Parameters", size(result.params), size(baseline.params)),
-        ("MACs (multiply-adds; papers call them FLOPs)", size(result.macs), size(baseline.macs)),
-        ("Parameters of the frozen trunk, not counted above", size(trunk.params), None),
-        ("MACs of the frozen trunk, not counted above", size(trunk.macs), None),
-        ("Accuracy on the search split, inherited weights", percent(result.search_accuracy), None),
-        ("Accuracy on the search split, after final training", percent(result.final_search_accuracy), None),
-        ("Accuracy on the test images", percent(found), percent(baseline.test_accuracy)),
+        ("Parameters", *(size(n.params) for n in shown)),
+        ("MACs (multiply-adds; papers call them FLOPs)", *(size(n.macs) for n in shown)),
+        ("Parameters of the frozen trunk, not counted above", size(trunk.params), *[None] * (len(shown) - 1)),
+        ("MACs of the frozen trunk, not counted above", size(trunk.macs), *[None] * (len(shown) - 1)),
+        ("Accuracy on the search split, inherited weights", *(percent(n.search_accuracy) for n in shown)),
+        ("Accuracy on the search split, after final training", *(percent(n.final_search_accuracy) for n in shown)),
+        ("Accuracy on the test images", *(percent(n.test_accuracy) for n in shown)),
     ]
-    numbers = grid(("", "found", "baseline"), [row for row in lines if row[1] or row[2]], 2)
+    titles = ("", *(title for _, _, title in compared))
+    numbers = grid(titles, [row for row in lines if any(row[1:])], len(shown), stack=len(shown) > 2)
+    numbers += _pairs(facts)
     side = pair(drawn.get("result-limits", ""), drawn.get("result-accuracy", ""))
     return f"{_story(facts)}{heads}{side}{numbers}{times}"
 
@@ -92,6 +97,33 @@ def section(facts: Facts) -> str:
 def figures(facts: Facts) -> list[Figure]:
     """The figures of this section."""
     return figures_of(_limits(facts), _accuracy(facts), _time(facts))
+
+
+def networks(facts: Facts) -> list[tuple[Network, str, str]]:
+    """What is compared: the network found, the baseline and the peers, each with a name and the head of its column."""
+    result = facts.result
+    rows: list[tuple[Network, str, str]] = [(result.found, "found", "found"), (result.baseline, "baseline", "baseline")]
+    if result.chosen and result.candidates[1:]:
+        rows = [(n, k, f"{k} (delivered)" if k == result.chosen else k) for n, k, _ in rows]
+    for peer in result.peers:
+        rows.append((peer, peer.short, f"{peer.short} (over the limit)" if peer.over else peer.short))
+    return rows
+
+
+def _pairs(facts: Facts) -> str:
+    """The comparison in pairs that decided what is delivered."""
+    rows = [
+        (
+            f"{g.first} less {g.second}",
+            f"{g.difference:+.1f}",
+            f"{g.low:+.1f} to {g.high:+.1f}",
+            "yes" if g.clear else "no",
+        )
+        for g in facts.result.comparison
+        if g.difference is not None and g.low is not None and g.high is not None
+    ]
+    head = ("on the search images", "points", "95 % interval", "told apart")
+    return fold("The choice: networks compared in pairs", grid(head, rows, 3)) if rows else ""
 
 
 def _interval_words(accuracy: float | None, images: int | None) -> str:
@@ -108,19 +140,26 @@ def _so_far(facts: Facts) -> str:
     if merits:
         by_score = all(t.accuracy is None for t in facts.trials)
         best = f"a score of {max(merits):.4g}" if by_score else f"{percent(max(merits))}"
-        words.append(f"The best of {len(facts.trials):,} trials so far reached {best}.")
+        words.append(f"The best of {counted(len(facts.trials), 'trial')} so far reached {best}.")
     if facts.status == "failed":
         last = next(e.text for e in reversed(facts.events) if e.kind == "failed")
         words.append(f"The run failed: {clean(last, 500).rstrip('.')}.")
     elif facts.status == "interrupted":
         words.append("The run was interrupted.")
     if facts.status in ("failed", "interrupted"):
-        words.append(f"To continue: {shlex.join(['tailorvit', 'resume', clean(facts.folder)])}")
+        words.append(f"To continue: {shlex.join(['tailorvit', 'resume', clean(facts.place or facts.folder, 1000)])}")
     return " ".join(words)
 
 
 def _story(facts: Facts) -> str:
-    parts = {"Goal": _goal(facts), "Result": _found(facts), "Baseline": _compared(facts), "Method": _method(facts)}
+    parts = {
+        "Goal": _goal(facts),
+        "Result": _found(facts),
+        "Choice": facts.result.why if facts.result.candidates[1:] else "",
+        "Baseline": _compared(facts),
+        "Peers": _beside(facts),
+        "Method": _method(facts),
+    }
     return "".join(f"<p><b>{name}:</b> {cell(words)}</p>\n" for name, words in parts.items() if words)
 
 
@@ -141,7 +180,14 @@ def _goal(facts: Facts) -> str:
 def _found(facts: Facts) -> str:
     result, trunk = facts.result, facts.result.trunk
     unknown = "an unknown number of"
-    words = [f"a network with {size(result.params) or unknown} parameters and {size(result.macs) or unknown} MACs."]
+    costs = f"{size(result.params) or unknown} parameters and {size(result.macs) or unknown} MACs"
+    better = [p for p in result.peers if p.gap.clear and (p.gap.difference or 0) > 0 and p.test_accuracy is not None]
+    words = [f"the hand-designed network, with {costs}." if result.by_hand else f"a network with {costs}."]
+    if better:
+        best = max(better, key=lambda p: p.test_accuracy or 0.0)
+        over = ", over the limit," if best.over else ""
+        figures = f"{percent(best.test_accuracy)} of the test images against {percent(result.test_accuracy)}"
+        words.insert(0, f"{best.name}{over} was better than the network delivered: {figures}. Delivered is")
     if trunk.params is not None or trunk.source:
         source = f" {clean(trunk.source)}" if trunk.source else ""
         words.append(
@@ -156,7 +202,7 @@ def _found(facts: Facts) -> str:
 
 def _compared(facts: Facts) -> str:
     """The network against the baseline; one run with one seed carries little."""
-    baseline, found, images = facts.result.baseline, facts.result.test_accuracy, facts.test_images
+    baseline, found, images = facts.result.baseline, facts.result.found.test_accuracy, facts.test_images
     if found is None or baseline.test_accuracy is None:
         return "there is none, so there is nothing to compare with." if facts.searched else ""
     gap = found - baseline.test_accuracy
@@ -164,7 +210,8 @@ def _compared(facts: Facts) -> str:
     epochs = f", trained for {baseline.epochs:,} epochs" if baseline.epochs else ""
     words = (
         f"the largest network of uniform blocks within the limits ({size(baseline.params) or '?'} parameters{epochs})"
-        f" reaches {percent(baseline.test_accuracy)}. The network found is {than} accurate."
+        f" reaches {percent(baseline.test_accuracy)}{' and was delivered' if facts.result.by_hand else ''}."
+        f" The network found is {than} accurate."
     )
     if not images:
         return words
@@ -176,6 +223,24 @@ def _compared(facts: Facts) -> str:
     return f"{words} The 95 % interval of the difference is {low:+.1f} to {high:+.1f} points. {verdict}."
 
 
+def _beside(facts: Facts) -> str:
+    """The models of timm, each against the delivered network on the same test images."""
+    words = []
+    for peer in facts.result.peers:
+        costs = f"{size(peer.params) or '?'} parameters{', over the limit' if peer.over else ''}"
+        if peer.test_accuracy is None:
+            words.append(f"{peer.short} ({costs}) could not be trained: {peer.problem or 'no reason given'}.")
+            continue
+        gap, doubt = peer.gap, ""
+        if gap.low is not None and gap.high is not None:
+            verdict = "" if gap.clear else ", so these images cannot tell the two apart"
+            doubt = f" (less the network delivered: 95 % interval {gap.low:+.1f} to {gap.high:+.1f} points{verdict})"
+        words.append(f"{peer.short} ({costs}) reaches {percent(peer.test_accuracy)}{doubt}.")
+    if not words:
+        return ""
+    return f"models of timm, trained from scratch by the same recipe. {' '.join(words)}"
+
+
 def _method(facts: Facts) -> str:
     result, spent = facts.result, sum(facts.spent.values())
     time = f" Everything took {duration(spent)}" if spent else ""
@@ -185,6 +250,13 @@ def _method(facts: Facts) -> str:
     scored = sum(t.accuracy is None and (bool(t.proxy) or t.score is not None) for t in facts.trials)
     proxy = next((clean(t.proxy, 40) for t in facts.trials if t.proxy), "")
     alone = sum(t.stage.startswith(("slopes-", "et-")) for t in facts.trials) if result.seek.epochs else 0
+    raced = sum(t.stage.partition("-")[0] == CONTEST for t in facts.trials)
+    trials -= raced
+    entries = len(result.contest.entries)
+    before = f"{counted(entries, 'network')} competed; then " if entries else ""
+    if facts.contest_only:
+        then = " The winner was then trained from scratch." if result.final != "inherit" else ""
+        return f"{counted(entries, 'network')} competed.{then}{time}{'.' if time else ''}"
     steps = [
         (f"visited {counted(len(facts.spaces), 'space')}", len(facts.spaces)),
         (f"scored {scored:,} architectures without training" + (f" ({proxy})" if proxy else ""), scored),
@@ -200,7 +272,7 @@ def _method(facts: Facts) -> str:
     search = facts.search_seconds
     time += f", the search {duration(search)} of it." if time and search else "." if time else ""
     together = ", ".join(done[:-1]) + f" and {done[-1]}" if len(done) > 1 else done[0]
-    return f"the search ({clean(facts.method or 'method not recorded', 40)}) {together}.{last}{time}"
+    return f"{before}the search ({clean(facts.method or 'method not recorded', 40)}) {together}.{last}{time}"
 
 
 def _started(facts: Facts) -> str:
@@ -216,10 +288,10 @@ def _started(facts: Facts) -> str:
 
 def _limits(facts: Facts) -> Figure | None:
     """How much of the limit the network uses; the tightest limit is drawn, all are in the numbers."""
-    result, baseline = facts.result, facts.result.baseline
+    result, found, baseline = facts.result, facts.result.found, facts.result.baseline
     known: list[tuple[str, float, float | None, float | None, float | None]] = []
     for metric, bounds in result.limits.items():
-        value = result.cost(metric)
+        value = found.cost(metric)
         if value is not None and value >= 0 and (bounds.min or bounds.max):
             known.append((metric, value, baseline.cost(metric), bounds.min, bounds.max))
     if not known:
@@ -230,7 +302,7 @@ def _limits(facts: Facts) -> Figure | None:
         rows.append(("baseline", other, size(other, metric) or "", "c4"))
     marks = [(v, f"{word} {size(v, metric)}") for v, word in ((low, "at least"), (high, "at most")) if v and v > 0]
     name = clean(metric_name(metric), 40)
-    share = f" The network uses {100 * value / high:.0f} % of the upper limit." if high else ""
+    share = f" The network found uses {100 * value / high:.0f} % of the upper limit." if high else ""
     title = f"Size and limit: {name}"
     return Figure(
         "result-limits",
@@ -244,16 +316,17 @@ def _limits(facts: Facts) -> Figure | None:
 
 def _accuracy(facts: Facts) -> Figure | None:
     images = facts.test_images
-    known = {"found": facts.result.test_accuracy, "baseline": facts.result.baseline.test_accuracy}
-    if not images or known["found"] is None:
+    known = [(clean(name, 60), n.test_accuracy) for n, name, _ in networks(facts)]
+    if not images or known[0][1] is None:
         return None
-    rows = [(name, v, *interval(v, images), images) for name, v in known.items() if v is not None]
+    rows = [(name, v, *interval(v, images), images) for name, v in known if v is not None]
     styles = {"found": "c0", "baseline": "c4"}
     title = "Accuracy on the test images"
-    dots = [
-        (name, [charts.Mark(v, styles[name], f"{name}: {v:.2f} %, between {low:.2f} and {high:.2f} %", (low, high))])
-        for name, v, low, high, _ in rows
-    ]
+    dots = []
+    for name, v, low, high, _ in rows:
+        words = f"{name}: {v:.2f} %, between {low:.2f} and {high:.2f} %"
+        mark = charts.Mark(v, styles.get(name, "c5"), words, (low, high))
+        dots.append((name, [mark]))
     svg = charts.dot_rows(dots, title, "accuracy, %")
     caption = f"Dots: accuracy on {images:,} test images. Whiskers: its 95 % interval (Wilson)."
     return Figure("result-accuracy", title, caption, ("network", "accuracy", "low", "high", "images"), rows, svg)
