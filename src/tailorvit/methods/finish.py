@@ -11,15 +11,15 @@ from torch import nn
 
 from tailorvit.analysis import analyse
 from tailorvit.arch import Arch
-from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
-from tailorvit.families import family
+from tailorvit.methods.first_space import baseline_arch
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.search import Trial, merit
 from tailorvit.search.pareto import non_dominated
-from tailorvit.space import Space
 from tailorvit.train import TrainSettings, accuracy
+
+__all__ = ["FinalSettings", "Finished", "baseline_arch", "baseline_training", "finish"]
 
 
 @dataclass(frozen=True)
@@ -142,28 +142,6 @@ def _train_baseline(session: Session, supernet: Supernet | None) -> tuple[Arch, 
         )
         return None
     return arch, session.plain(arch, baseline_training(session, supernet), "baseline")
-
-
-def baseline_arch(space: Space, meter: Meter) -> Arch | None:
-    """The family's largest hand-designed network that keeps the limits; None where even the smallest does not.
-
-    Without an upper limit it may be as large as the space's largest network.
-    """
-    counted = meter.limits.counted()
-
-    def too_small(arch: Arch) -> bool:
-        return any(low is not None and meter.cost(metric, arch) < low for metric, low, _ in counted)
-
-    highest = float("inf") if any(high for _, _, high in meter.limits) else meter.size(space.largest())
-    # What is under a lower limit is left out, or the growing row would seem to have ended before it began.
-    candidates = (arch for arch in family(space.family).baseline(dict(space.settings)) if not too_small(arch))
-    if not meter.limits.measured:
-        return largest_fitting(
-            candidates, lambda arch: meter.fits(arch) and meter.size(arch) <= highest, lambda arch: meter.size(arch)
-        )
-    options = list(growing(candidates, Meter.for_space(space, counted).fits))
-    found = largest_measured(options, meter.under, meter.counter.macs)
-    return found if found is not None and meter.fits(found) else None
 
 
 def baseline_training(session: Session, supernet: Supernet | None) -> TrainSettings:
