@@ -16,6 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 sys.path.extend(str(place) for place in (Path(__file__).parents[1] / "benchmarks").iterdir() if place.is_dir())
 
+import bignas
 import cifar10
 import claims
 import cpu
@@ -40,7 +41,7 @@ HOME = Path(claims.__file__).parent
 PAGES = {
     ".": [claims],
     "cifar10": [cifar10],
-    "digits": [digits],
+    "digits": [digits, bignas],
     "house": [house],
     "ladder": [ladder],
     "ranking": [ranking],

@@ -67,7 +67,7 @@ recipes = pytest.mark.parametrize("name", recipe_names())
         ({"data": {"image_size": "big"}}, "data.image_size cannot be 'big'"),
         ({"data": {"image_size": [1, 2, 3]}}, "data.image_size cannot be [1, 2, 3]"),
         ({"s4": {"pairs": 1}}, "s4.pairs must lie between 2 and"),
-        ({"s4": {"repair": "x"}}, "'size' or 'slope'"),
+        ({"s4": {"repair": "x"}}, "'steps', 'slope' or 'size'"),
         ({"limits": "5M"}, "limits cannot be '5M'"),
         ({"limits": {"max_params": "3Q"}}, "Cannot read '3Q' as a limit on params"),
         ({"limits": {"max_params": [1]}}, "limits.max_params cannot be [1]"),

@@ -201,6 +201,59 @@ def test_staged_genes_carry_the_stage():
 # -- moving ------------------------------------------------------------------------------------------------------------
 
 
+def test_bounds_cut_choices_and_not_the_interval():
+    """Eq. 2 of S4 shifts a set of choices; what falls out of the bounds comes back with the set."""
+    heads = Dim.span("heads", 2, 14, 2, scope="block", minimum=1)
+    down = heads.moved(-3)
+    assert down.choices == (2, 4, 6, 8) and down.nominal == (-4, -2, 0, 2, 4, 6, 8)
+    assert down.moved(3) == heads == down.moved(1).moved(2) and heads.nominal == ()
+    assert down.moved(1).choices == (2, 4, 6, 8, 10) and down.moved(4).choices == (4, 6, 8, 10, 12, 14, 16)
+    depth = Dim.span("depth", 2, 4, 1, maximum=5)
+    assert depth.moved(2).choices == (4, 5) and depth.moved(2).moved(-2) == depth
+    with pytest.raises(TailorError, match=r"'depth' cannot move by 4: \[6, 7, 8\] falls over its maximum 5"):
+        depth.moved(4)
+    with pytest.raises(TailorError, match=r"'heads' cannot move by -7: .* falls under its minimum 1"):
+        heads.moved(-7)
+    assert down.only(4, 6).moved(1).choices == (6, 8), "a pinned dimension has nothing behind it"
+
+
+@given(space=made_spaces(), steps=st.lists(st.integers(-3, 3), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_a_walk_that_returns_ends_in_the_same_space(space, steps):
+    here, at = space, 0
+    for step in steps:
+        try:
+            here = here.shift(dict.fromkeys(space.keys, step))
+        except TailorError:
+            continue  # nothing would be left
+        at += step
+        round_trips(here)
+    assert here.shift(dict.fromkeys(space.keys, -at)) == space, "the way back is always open"
+
+
+def test_a_space_remembers_its_interval_when_it_is_stored():
+    moved = VIT.shift({"heads": -2, "depth": -1})
+    back = Space.from_dict(moved.to_dict())
+    assert moved.to_dict()["dims"]["heads"]["nominal"] == [-2, 0, 2] and "nominal" not in VIT.to_dict()["dims"]["heads"]
+    assert back == moved and back.shift({"heads": 2, "depth": 1}) == VIT
+    old = moved.to_dict()
+    for dim in old["dims"].values():
+        dim.pop("nominal", None)
+    assert Space.from_dict(old)["heads"].choices == (2,), "a folder of an older version opens"
+    assert Space.from_dict(old).shift({"heads": 2})["heads"].choices == (6,)
+
+
+@pytest.mark.parametrize(
+    ("nominal", "words"),
+    [((4, 2), "ascending"), ((2, 3), r"hold its choices \[2, 4\]"), ((2, 2, 4), "different")],
+)
+def test_nominal_choices_are_checked(nominal, words):
+    with pytest.raises(TailorError, match=words):
+        Dim("heads", (2, 4), nominal=nominal)
+    with pytest.raises(TailorError, match="The nominal of dimension 'heads' must be a list"):
+        Dim.from_dict("heads", {"choices": [2, 4], "nominal": 3})
+
+
 def test_shift_moves_whole_intervals():
     moved = VIT.shift({"depth": 1, "mlp": 1, "embed": -1, "heads": 0})
     assert moved["depth"].choices == (2, 3, 4, 5)

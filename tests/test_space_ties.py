@@ -191,6 +191,9 @@ def test_moves_drop_choices_that_have_no_partner_left():
     space = Space("pit", (Dim("a", (1, 2)), Dim("b", (2, 4))), (), (("a", "b"),))
     moved = space.shift({"a": 1})
     assert moved["a"].choices == (2,) and moved["b"].choices == (2, 4) and moved.multiples == space.multiples
+    assert moved.shift({"a": -1}) == space, "and they come back with their partners"
+    lost = space.shift({"a": 2})
+    assert lost["a"].choices == (4,) == lost["b"].choices and lost.shift({"a": -2}) == space
     assert space.shift({"a": 1, "b": 1})["a"].choices == (2, 3)
     with pytest.raises(TailorError, match="'a' would lose choices"):
         space.shift({"a": 1}, "strict")

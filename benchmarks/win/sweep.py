@@ -41,6 +41,12 @@ def jobs(name: str, data: list[str], epochs: int) -> list[dict[str, Any]]:
                 ("mild", "light", "medium", "strong"), (1, 3), ("shunted", "vit")
             ):
                 rows.append({**base, "family": network, "augment": augment, "epochs": epochs * length})
+        if name == "ladder":
+            lengths = (("vit", "usual", (1, 3, 9)), ("pit", "usual", (1, 3)), ("shunted", "coarse", (1, 3)))
+            for network, stem, times in lengths:
+                for length, augment in itertools.product(times, ("mild", "light", "medium", "strong")):
+                    choice = {"family": network, "stem": stem, "augment": augment, "epochs": epochs * length}
+                    rows.append({**base, **choice, "lr": 2e-3})
         if name in ("rates", "all"):
             rows += [
                 {**base, "family": network, "lr": lr} for network in ("shunted", "vit") for lr in (5e-4, 2e-3, 4e-3)
@@ -150,7 +156,7 @@ def tried(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Train them all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", choices=("init", "families", "augment", "rates", "peers", "all"))
+    parser.add_argument("set", choices=("init", "ladder", "families", "augment", "rates", "peers", "all"))
     parser.add_argument("--data", action="append", default=[], help="NAME=SOURCE[@PIXELS][#EPOCHS]")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--processes", type=int, default=8)

@@ -23,7 +23,11 @@ def _plus(value: Value, steps: int, step: Value) -> Value:
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: its choices, who shares a value (scope), how far one space move shifts it."""
+    """One dimension: its choices, who shares a value (scope), how far one space move shifts it.
+
+    A move shifts an interval and may lead it over a bound. The choices are the part of it that can be built;
+    ``nominal`` is the whole of it, empty where that is the same, so that a move back brings the rest back.
+    """
 
     name: str
     choices: tuple[Value, ...]
@@ -31,10 +35,11 @@ class Dim:
     stage: int | None = None
     shift: Value = 0
     minimum: Value = 0
-    maximum: Value | None = None  # no move leads over it: that would lose small choices and gain none
+    maximum: Value | None = None
+    nominal: tuple[Value, ...] = ()
 
     def __post_init__(self) -> None:
-        choices = tuple(number(c) for c in self.choices)
+        choices, nominal = (tuple(number(c) for c in values) for values in (self.choices, self.nominal))
         where = f"dimension '{self.key}'"
         if self.scope not in SCOPES:
             raise TailorError(f"The scope of {where} is '{self.scope}'; it must be one of {', '.join(SCOPES)}.")
@@ -53,7 +58,13 @@ class Dim:
             raise TailorError(f"The largest choice {choices[-1]} of {where} lies over its maximum {self.maximum}.")
         if shift < 0:
             raise TailorError(f"The shift of {where} must be positive, not {shift}.")
+        if nominal and (list(nominal) != sorted(set(nominal)) or not set(choices) <= set(nominal)):
+            raise TailorError(
+                f"The nominal choices of {where} must be ascending, different and hold its choices {list(choices)}, "
+                f"not {list(self.nominal)}."
+            )
         object.__setattr__(self, "choices", choices)
+        object.__setattr__(self, "nominal", () if nominal == choices else nominal)
         object.__setattr__(self, "shift", shift)
         object.__setattr__(self, "minimum", minimum)
 
@@ -61,6 +72,15 @@ class Dim:
     def key(self) -> str:
         """The gene this dimension fills: its name, with the stage behind a dot where there is one."""
         return self.name if self.stage is None else f"{self.name}.{self.stage}"
+
+    @property
+    def interval(self) -> tuple[Value, ...]:
+        """All choices of the interval, those that its bounds or a tie leave out included."""
+        return self.nominal or self.choices
+
+    def only(self, *choices: Value) -> Dim:
+        """The dimension with these choices and no others behind them."""
+        return replace(self, choices=choices, nominal=())
 
     @property
     def low(self) -> Value:
@@ -86,36 +106,36 @@ class Dim:
 
     @lru_cache(maxsize=1024)  # noqa: B019 - a Dim is a value; S4 asks for the same few moves thousands of times
     def moved(self, steps: int, nonpositive: Literal["drop", "strict"] = "drop") -> Dim:
-        """All choices moved by ``steps`` shifts; what falls under the minimum is dropped, or forbidden when strict."""
-        moved = [_plus(c, steps, self.shift) for c in self.choices]
-        kept = tuple(c for c in moved if c >= self.minimum and c > 0)
-        if not kept or (nonpositive == "strict" and len(kept) < len(moved)):
-            raise TailorError(
-                f"Dimension '{self.key}' cannot move by {steps}: {moved} falls under its minimum {self.minimum}."
-            )
-        return replace(self, choices=kept)
+        """The interval moved by ``steps`` shifts; only choices within the bounds remain (strict: none may be lost)."""
+        moved = tuple(_plus(c, steps, self.shift) for c in self.interval)
+        kept = tuple(c for c in moved if c >= self.minimum and c > 0 and (self.maximum is None or c <= self.maximum))
+        if not kept or (nonpositive == "strict" and len(kept) < len(self.choices)):
+            bounds = f"under its minimum {self.minimum}" if steps < 0 else f"over its maximum {self.maximum}"
+            raise TailorError(f"Dimension '{self.key}' cannot move by {steps}: {list(moved)} falls {bounds}.")
+        return replace(self, choices=kept, nominal=moved)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         told = {"scope": self.scope, "stage": self.stage, "choices": list(self.choices), "shift": self.shift}
-        told |= {"minimum": self.minimum, "maximum": self.maximum}
+        told |= {"minimum": self.minimum, "maximum": self.maximum, "nominal": list(self.nominal) or None}
         return {k: v for k, v in told.items() if v is not None}
 
     @classmethod
     def from_dict(cls, key: str, data: Mapping[str, Any]) -> Dim:
         """Read plain data: explicit ``choices`` or ``low``/``high``/``step``."""
-        known = {"scope", "stage", "choices", "shift", "minimum", "maximum", "low", "high", "step"}
+        known = {"scope", "stage", "choices", "nominal", "shift", "minimum", "maximum", "low", "high", "step"}
         extra = sorted(set(data) - known)
         if extra:
             raise TailorError(f"Dimension '{key}' has the unknown key '{extra[0]}'; known: {', '.join(sorted(known))}.")
         name, _, stage = key.partition(".")
         if str(data.get("stage", stage)) != stage:
             raise TailorError(f"Dimension '{key}' says stage {data['stage']}; write it in the name, like depth.1.")
-        rest = {k: data[k] for k in ("scope", "shift", "minimum", "maximum") if k in data}
+        rest = {k: data[k] for k in ("scope", "shift", "minimum", "maximum", "nominal") if k in data}
         rest["stage"] = int(stage) if stage else None
         if "choices" in data:
-            if not isinstance(data["choices"], list | tuple):
-                raise TailorError(f"The choices of dimension '{key}' must be a list, not {data['choices']!r}.")
+            for what in ("choices", "nominal"):
+                if not isinstance(data.get(what, ()), list | tuple):
+                    raise TailorError(f"The {what} of dimension '{key}' must be a list, not {data[what]!r}.")
             return cls(name, tuple(data["choices"]), **rest)
         if not {"low", "high", "step"} <= set(data):
             raise TailorError(f"Dimension '{key}' needs 'choices', or 'low', 'high' and 'step'.")

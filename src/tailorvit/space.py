@@ -22,7 +22,7 @@ __all__ = ["Dim", "Scope", "Space"]
 class Space:
     """A set of architectures: ordered dimensions, and the ``settings`` its networks share (image size, classes).
 
-    ``multiples``: pairs (a, b); b's value is a multiple of a's everywhere. Choices that fit none are dropped.
+    ``multiples``: pairs (a, b); b's value is a multiple of a's everywhere. Choices that fit none are nominal only.
     """
 
     family: str
@@ -50,7 +50,7 @@ class Space:
         object.__setattr__(self, "_tied", {key: ties for ties in groups for key in ties.keys})
         for key, ties in self._tied.items():
             if (left := ties.choices(key)) != self[key].choices:
-                self._by_key[key] = replace(self[key], choices=left)
+                self._by_key[key] = replace(self[key], choices=left, nominal=self[key].interval)
         object.__setattr__(self, "dims", tuple(self._by_key.values()))
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -262,12 +262,14 @@ class Space:
         dim = self[key]
         if number(value) not in dim.choices:
             raise TailorError(f"Cannot pin '{key}' to {value}; the choices are {', '.join(map(str, dim.choices))}.")
-        return self._with({key: replace(dim, choices=(number(value),))})
+        return self._with({key: dim.only(number(value))})
 
     def shift(self, steps: Mapping[str, int], nonpositive: Literal["drop", "strict"] = "drop") -> Space:
-        """The neighbouring space with whole intervals moved; choices lost on the way (:meth:`Dim.moved`, or ties that
-        leave them no partner) are forbidden when strict."""
-        moved = self._with({k: self[k].moved(s, nonpositive) for k, s in steps.items() if s})
+        """The neighbouring space with whole intervals moved. Choices out of bounds or without a tied partner are not
+        realised until a later move brings them back; strict forbids to lose any."""
+        dims = {k: self[k].moved(s, nonpositive) for k, s in steps.items() if s}
+        waiting = {d.key: d.moved(0) for d in self.dims if d.nominal and d.key not in dims}  # a partner may come back
+        moved = self._with({**waiting, **dims})
         for key in self._tied if nonpositive == "strict" else ():
             if len(moved[key].choices) < len(self[key].choices):
                 raise TailorError(f"Dimension '{key}' would lose choices by this move: they would divide no partner.")

@@ -99,12 +99,14 @@ def test_counts_are_those_of_the_built_network(design):
 def test_depth_never_exceeds_the_taps():
     space = named_space("ladder-8px")
     assert space["depth"].maximum == 4 and Space.from_dict(space.to_dict()) == space
+    assert space.shift({"depth": 1})["depth"].choices == (3, 4) and space.shift({"depth": 2})["depth"].choices == (4,)
+    assert space.shift({"depth": 2}).shift({"depth": -2}) == space
     with pytest.raises(TailorError, match="over its maximum 4"):
-        space.shift({"depth": 1})
+        space.shift({"depth": 3})
     found = moves(space, Meter.for_space(space, Limits.of(max_params="1M")))
     assert found and all(m.space["depth"].high <= 4 for m in found)
     wide = with_settings(space, channels=6)
-    assert len(moves(wide, Meter.for_space(wide))) > len(found)
+    assert max(m.space["depth"].high for m in moves(wide, Meter.for_space(wide))) == 5
     with pytest.raises(TailorError, match="depth 4, the trunk gives 3 taps"):
         with_settings(space, channels=3)
     inline = Space(

@@ -5,11 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tailorvit.config import configure
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, named_space
+from tailorvit.families.blockwise import width_span
 from tailorvit.families.vit.spaces import patch_for
 from tailorvit.methods import METHODS
 from tailorvit.methods.finish import baseline_arch
@@ -119,6 +122,72 @@ def test_impossible_limits_name_the_smallest_cost(size, classes, limit):
 def test_default_limits_grow_with_the_data():
     sizes = [default_limit(n) for n in (500, 5_000, 50_000, 500_000)]
     assert sizes == ["60k", "1M", "5M", "22M"]
+
+
+# -- the first space holds the baseline -------------------------------------------------------------------------------
+
+TRUNK = {"image_size": (50, 384), "channels": 6, "classes": 10}
+
+
+def settled(name, size, classes, limits):
+    """Settings as a run makes them; a ladder's are its trunk's."""
+    if name != "ladder":
+        return data_settings(None, data(size, classes, 3), limits, name)
+    return {**TRUNK, "classes": classes, **FAMILIES[name].settle((8, 8), limits.high("params") or 1e6)}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+@given(
+    size=st.sampled_from([8, 16, 28, 32, 64, 96, 224, (48, 64)]),
+    classes=st.integers(2, 200),
+    limit=st.floats(4.4, 7.5),
+    metric=st.sampled_from(["max_params", "max_macs"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_first_space_holds_the_baseline(name, size, classes, limit, metric):
+    limits = Limits.of(**{metric: 10**limit * (30 if metric == "max_macs" else 1)})
+    try:
+        space = auto_space(name, settled(name, size, classes, limits), limits)
+    except InfeasibleError:
+        return  # not even the smallest network keeps it
+    meter = Meter.for_space(space, limits)
+    baseline = baseline_arch(space, meter)
+    assert meter.holds(space) and baseline is not None
+    assert space.problem(baseline) is None
+    assert all(d.choices == d.interval for d in space.dims)
+
+
+def test_a_baseline_at_the_limit_itself_is_no_member():
+    """Spaces lie strictly under the limit; the next smaller hand-designed network is inside."""
+    limits = Limits.of(max_params="60k")
+    shared = data_settings(None, data(8), limits)
+    space = auto_space("vit", shared, limits)
+    size = Meter.for_space(space).cost("params", baseline_arch(space, Meter.for_space(space, limits)))
+    at = Limits.of(max_params=size)
+    below = auto_space("vit", shared, at)
+    meter = Meter.for_space(below, at)
+    assert meter.holds(below) and below.contains(baseline_arch(below, meter, strict=True))
+    assert meter.size(baseline_arch(below, meter)) == size
+
+
+def test_where_there_is_no_baseline_the_space_is_the_largest():
+    limits = Limits.of(max_params="60k", min_params="59900")
+    shared = data_settings(None, data(8), limits)
+    space = auto_space("vit", shared, limits)
+    assert baseline_arch(space, Meter.for_space(space, limits)) is None and Meter.for_space(space, limits).holds(space)
+
+
+def test_steps_are_large_enough_to_get_somewhere():
+    """An eighth of the width, two blocks where there are many."""
+    for limit, low, high, step in (("60k", 4, 8, 1), ("1.5M", 16, 24, 1), ("22M", 32, 64, 2)):
+        limits = Limits.of(max_params=limit)
+        space = auto_space("vit", data_settings(None, data(32, 10, 3), limits), limits)
+        assert low <= space["embed"].shift <= high and space["depth"].shift == step, (limit, space)
+        assert 1 / 12 < space["embed"].shift / space["embed"].high < 1 / 5
+    for top in range(8, 2049):
+        for head in (8, 16, 32, 64):
+            least, most, step = width_span(top, head)
+            assert least >= step > 0 and most == top and least + 2 * step == top
 
 
 # -- the baseline -----------------------------------------------------------------------------------------------------

@@ -254,6 +254,28 @@ def test_decisions_are_shown_once(sessions):
     assert one.run.events("decision")[0]["text"] == one.run.decisions()[0]["sentence"]
 
 
+def test_a_resumed_s4_follows_what_it_stored(sessions):
+    """Spaces of runs before 0.3 have no nominal choices: the moves are theirs, the intervals are today's."""
+
+    def by_width(space, t):
+        return lambda archs: [float(a.one("embed")) for a in archs]
+
+    meter = Meter.for_space(SPACE, Limits.of(max_params="30k"))
+    one = sessions()
+    first, settings = S4Journal(one), S4Settings(iterations=1, pairs=2)
+    end, _, _ = move_space(SPACE, meter, by_width, settings, 0, first)
+    again = S4Journal(one)
+    again.space_reached(0, SPACE)
+    assert again.followed(0) == end and again.followed(1) is None
+    decision = one.run.decisions()[0]
+    other = SPACE.shift({SPACE.keys[0]: 1})
+    one.run.record_space(1, other)  # what an older version chose, by rules of its own
+    assert move_space(SPACE, meter, by_width, settings, 0, S4Journal(one))[0] == other
+    assert one.run.decisions() == [decision]
+    one.run.record_decision(0, {**decision, "kind": "stop", "stop": True})
+    assert move_space(SPACE, meter, by_width, settings, 0, S4Journal(one))[0] == SPACE, "a stop stays one"
+
+
 def test_tensorboard_on_request(sessions):
     pytest.importorskip("torch.utils.tensorboard")
     one = sessions(tensorboard=True)

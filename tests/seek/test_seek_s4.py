@@ -6,15 +6,18 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
+from tailorvit.families.vit.spaces import vit_arch
 from tailorvit.rng import generator
 from tailorvit.seek.s4 import (
     Journal,
     S4Settings,
+    away,
     broken_limit,
     decide,
     move_space,
@@ -216,11 +219,76 @@ def test_revisits():
 # -- repairs ----------------------------------------------------------------------------------------------------------
 
 
-def test_repair_by_size_keeps_the_most_capacity():
+# The first space of s4-vit-cifar10: its widths times the root of 1.5 / 30.
+CIFAR = Space(
+    "vit",
+    (
+        Dim.span("depth", 12, 14, 1),
+        Dim.span("mlp", 3.5, 4, 0.5, scope="block", minimum=0.5),
+        Dim.span("heads", 2, 4, 1, scope="block"),
+        Dim.span("embed", 72, 88, 8, minimum=8),
+    ),
+    (("classes", 10), ("head_dim", 32), ("image_size", (32, 32)), ("patch", 4), ("reach", 7)),
+)
+TIGHT = Meter.for_space(CIFAR, Limits.of(max_params="1.5M"))
+
+
+def repaired(meter=TIGHT, space=CIFAR, keep=None, **changes):
+    return repair_move(space, meter, S4Settings(**changes), None, keep=keep).gamma
+
+
+def test_a_repair_takes_the_fewest_steps_and_keeps_the_width():
+    assert repaired(repair="size") == (1, -1, 1, -1), "the largest neighbour gives width for depth and heads"
+    assert repaired() == (0, -1, 0, 0)
+    wide = Synthetic(
+        CIFAR, {"depth": 9, "mlp": 4, "heads": 4, "embed": 120}, {"embed": 2, "depth": 1, "heads": 1, "mlp": 1}
+    )
+    ends = {}
+    for how in ("size", "steps"):
+        settings = S4Settings(repair=how, iterations=0)
+        space, _, _ = move_space(CIFAR, TIGHT, flat, settings, 0)
+        assert TIGHT.holds(space)
+        ends[how] = np.mean([wide.clean(space.sample(generator(i, "repair"))) for i in range(50)])
+    assert ends["steps"] > ends["size"] + 1
+
+
+@pytest.mark.parametrize("limit", ["1.1M", "1.2M", "1.3M", "1.4M", "1.5M", "1.6M"])
+def test_a_repair_before_training_raises_no_dimension(limit):
+    """One that raises a dimension and is legal has a legal neighbour with fewer steps."""
+    meter = Meter.for_space(CIFAR, Limits.of(max_params=limit))
+    gamma = repaired(meter)
+    assert max(gamma) <= 0
+    legal = moves(CIFAR, meter)
+    assert not legal or sum(map(abs, gamma)) == min(sum(map(abs, m.gamma)) for m in legal)
+
+
+def test_of_equal_repairs_the_one_nearest_to_the_baseline_wins():
+    inside, rng = CIFAR.middle(), generator(0, "test")
+    baseline, lean = vit_arch(132, 4, 4, 7), CIFAR.with_value(inside, "heads", 1, rng)
+    few = {m.gamma for m in moves(CIFAR, TIGHT) if sum(map(abs, m.gamma)) == 1}
+    assert few >= {(-1, 0, 0, 0), (0, -1, 0, 0), (0, 0, -1, 0)}
+    assert repaired(keep=inside) == (0, -1, 0, 0), "the largest of those that hold it"
+    assert repaired(keep=baseline) == (-1, 0, 0, 0), "shallower, as it is"
+    assert repaired(keep=lean) == (0, 0, -1, 0)
+    assert away(CIFAR, inside) == 0 and away(CIFAR, lean) == 1
+    assert away(CIFAR, baseline) == (12 - 7) + (132 - 88) / 8
+
+
+def test_a_repair_by_slopes_undoes_least_of_their_gain():
+    """Fewest steps first; of these the one that loses least by the slopes, also where another is larger."""
+    few = [m for m in moves(CIFAR, TIGHT) if sum(map(abs, m.gamma)) == 1]
+    assert len(few) > 1
+    for m in few:
+        worthless = [0.5 if not step else 0.01 for step in m.gamma]
+        z = slopes(*(v / float(d.shift) for v, d in zip(worthless, CIFAR.dims)), space=CIFAR)
+        assert repair_move(CIFAR, TIGHT, S4Settings(repair="slope"), z).gamma == m.gamma
+
+
+def test_the_paper_space_is_repaired_as_before():
     assert repair_move(PAPER, METER, S4Settings(), None).gamma == (-1, -1, -1, 0)  # 29.38 M
 
 
-def test_repair_by_slope_takes_the_largest_cosine_whatever_its_sign():
+def test_repair_by_slope_keeps_what_pays():
     settings = S4Settings(repair="slope")
     good_heads = slopes(0.1, 0.1, 1.0, 0.001, space=PAPER)
     assert repair_move(PAPER, METER, settings, good_heads).gamma == (-1, -1, 0, -1), "heads stay"
@@ -228,7 +296,7 @@ def test_repair_by_slope_takes_the_largest_cosine_whatever_its_sign():
     assert repair_move(PAPER, METER, settings, good_depth).gamma == (0, -1, -1, -1), "depth stays"
 
 
-def test_repair_by_slopes_that_say_nothing_is_repair_by_size():
+def test_repair_by_slopes_that_say_nothing_is_repair_without_them():
     settings, nothing = S4Settings(repair="slope"), slopes(0, 0, 0, 0, space=PAPER)
     assert repair_move(PAPER, METER, settings, nothing).gamma == (-1, -1, -1, 0)
     far = Meter.for_space(PAPER, Limits.of(max_params="15M"))
@@ -285,6 +353,33 @@ def test_repair_by_slope_trains_for_each_repair():
     assert [d.kind for d in decisions] == ["repair", "stop"] and [d.t for d in decisions] == [0, 1]
     assert [step for step, _ in asked] == [0, 1] and t == 1
     assert len(decisions[0].slopes) == 4
+
+
+class Told(Journal):
+    """Knows the way an earlier version went."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def followed(self, t):
+        return self.way.get(t)
+
+
+def test_a_run_goes_on_the_way_it_went():
+    """Moves and repairs that a run has made are not decided again, whatever would be decided now."""
+    asked = []
+
+    def evaluator(space, t):
+        asked.append((t, space))
+        return by_size(space, t)
+
+    settings = S4Settings(pairs=2, iterations=2)
+    first, second = PAPER.shift({"depth": -1, "mlp": -1, "embed": -1}), A1.shift({"heads": -1})
+    assert repair_move(PAPER, METER, settings, None).space != first
+    space, t, decisions = move_space(PAPER, METER, evaluator, settings, 0, Told({-1: first, 0: second, 1: second}))
+    assert (space, t, decisions) == (second, 1, []) and asked == [(0, first), (1, second)]
+    space, t, decisions = move_space(PAPER, METER, evaluator, settings, 0, Told({-1: first, 0: second}))
+    assert len(decisions) == 1 and decisions[0].t == 1, "what is open is decided"
 
 
 def test_a_space_that_cannot_shrink_is_an_error():

@@ -1,4 +1,4 @@
-"""BigNAS's training: the largest network learns from the labels and alone has drop path; the others learn from it."""
+"""BigNAS's training: the others learn from the labels and from the largest network, which alone has drop path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from train_toys import SPACE, Store, Toys, gradients, plain, same, settings, sup
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES
 from tailorvit.train import Fixed, Sandwich, train
-from tailorvit.train.optim import soft_cross_entropy, without_drop_path
+from tailorvit.train.optim import soft_cross_entropy, taught, without_drop_path
 
 ARCHS = Sandwich(SPACE).archs_at(0, 3)
 BIGNAS = {"rule": "sandwich", "distill": True, "reg_largest_only": True}
@@ -22,11 +22,11 @@ def step(model, options, archs=ARCHS, call=None) -> dict[str, torch.Tensor]:
 
 
 def by_hand(model, distill: bool) -> dict[str, torch.Tensor]:
-    """The same from the definition: labels for the largest, its outputs for the others."""
+    """The same from the definition: labels for the largest, their mean with its outputs for the others."""
     batch = Toys().at(0)
     model.train()
     largest = model(batch.x, SPACE.largest())
-    target = largest.softmax(-1).detach() if distill else batch.target
+    target = (largest.softmax(-1).detach() + batch.target) / 2 if distill else batch.target
     losses = [soft_cross_entropy(largest, batch.target)]
     losses += [soft_cross_entropy(model(batch.x, arch), target) for arch in ARCHS[1:]]
     torch.stack(losses).sum().backward()
@@ -41,6 +41,16 @@ def test_the_others_learn_from_the_largest(distill):
     assert found.keys() == expected.keys()
     for name in expected:
         assert torch.allclose(found[name], expected[name], atol=1e-5, rtol=1e-3), name
+
+
+def test_the_labels_outweigh_a_teacher_who_is_sure_of_the_wrong_class():
+    """Outputs alone would only repeat its mistake (docs/log.md)."""
+    label = torch.eye(3)[:1]
+    wrong = torch.tensor([[-9.0, 9.0, -9.0]], requires_grad=True)
+    target = taught(label, wrong)
+    assert not target.requires_grad and torch.allclose(target.sum(), torch.tensor(1.0))
+    assert torch.allclose(target, torch.tensor([[0.5, 0.5, 0.0]]), atol=1e-6)
+    assert torch.allclose(taught(label, 50 * label), label, atol=1e-6), "a teacher who is right changes nothing"
 
 
 def test_distillation_changes_only_what_the_others_learn():
@@ -125,7 +135,7 @@ def test_it_learns():
     assert losses[-1] < 0.5 < losses[0]
     batch = Toys().at(1000)
     hits = [float((model(batch.x, arch).argmax(-1) == batch.y).float().mean()) for arch in ARCHS]
-    assert min(hits) > 0.8, "the smallest never saw a label"
+    assert min(hits) > 0.8
 
 
 def test_a_largest_that_is_not_finite_skips_the_step():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,3 +50,21 @@ def block_dims(
         Dim.span("heads", *heads, scope="block", minimum=1),
         Dim.span("embed", *embed, minimum=embed[2]),
     )
+
+
+# -- spans of spaces made for a budget: three choices, the largest given ----------------------------------------------
+
+DEEP = 8  # blocks from which one more or less changes little
+
+
+def depth_span(top: int) -> tuple[int, int, int]:
+    """(low, high, step): steps of one block, of two in deep networks."""
+    step = 2 if top >= DEEP else 1
+    return max(1, top - 2 * step), top, step
+
+
+def width_span(top: int, head_dim: int) -> tuple[int, int, int]:
+    """(low, high, step): steps of about an eighth of the width, in quarters of a head where the width allows."""
+    unit = max(2, min(head_dim // 4, 2 ** int(math.log2(top / 8))))
+    step = max(1, round(top / 8 / unit)) * unit
+    return top - 2 * step, top, step

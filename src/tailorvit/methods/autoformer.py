@@ -27,5 +27,5 @@ BIGNAS = Method(
     "bignas",
     "a sandwich supernet that teaches its own sub-networks, searched and used as it is (BigNAS)",
     autoformer,
-    experimental=True,  # on digits its weights were 2 to 15 points below the baseline (docs/log.md)
+    experimental=True,  # measured on digits only, where its distillation gains nothing over labels (docs/log.md)
 )

@@ -9,7 +9,7 @@ from tailorvit.arch import Arch
 from tailorvit.costs.limits import COUNTED, Limits
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import InfeasibleError, TailorError
-from tailorvit.methods.first_space import fixed_arch
+from tailorvit.methods.first_space import baseline_arch, fixed_arch
 from tailorvit.methods.judges import TRAINING
 from tailorvit.seek.s4 import movable, move_space
 from tailorvit.space import Space
@@ -31,10 +31,15 @@ def require_feasible(config: Config, space: Space, meter: Meter, arch: Arch | No
             raise InfeasibleError(f"The given architecture breaks the limits: {broken}.")
     elif config.method != "s4":
         meter.require_feasible(space)
-    elif config.s4.repair == "size" and not meter.limits.measured:
-        # Repairs by counted size need no training, so they can be tried here.
+    elif config.s4.repair != "slope" and not meter.limits.measured:
+        # Repairs by counted costs need no training, so they can be tried here.
         repaired, _, _ = move_space(
-            space, meter, lambda _space, _t: lambda _archs: [], replace(config.s4, iterations=0), config.seed
+            space,
+            meter,
+            lambda _space, _t: lambda _archs: [],
+            replace(config.s4, iterations=0),
+            config.seed,
+            keep=baseline_arch(space, meter),
         )
         meter.require_feasible(repaired)
     else:
@@ -57,7 +62,7 @@ def _require_survey(config: Config, dims: int) -> None:
 
 def _lowered(space: Space) -> Space:
     """The space with every dimension down to its minimum: what repair moves could reach."""
-    return replace(space, dims=tuple(replace(d, choices=tuple(sorted({d.minimum, *d.choices}))) for d in space.dims))
+    return replace(space, dims=tuple(d.only(*sorted({d.minimum, *d.choices})) for d in space.dims))
 
 
 def limits_to_check(config: Config, limits: Limits) -> Limits:

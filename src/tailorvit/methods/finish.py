@@ -14,17 +14,17 @@ from torch import nn
 
 from tailorvit.analysis import analyse
 from tailorvit.arch import Arch
-from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
-from tailorvit.families import family
 from tailorvit.methods.choice import Contender, choose
+from tailorvit.methods.first_space import baseline_arch
 from tailorvit.methods.peers import peer_facts, train_peers
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.search import Trial, merit
 from tailorvit.search.pareto import non_dominated
-from tailorvit.space import Space
 from tailorvit.train import TrainSettings, hits
+
+__all__ = ["FinalSettings", "Finished", "baseline_arch", "baseline_training", "finish"]
 
 Answers = NDArray[np.bool_]  # whether each image of a split is classified correctly
 FEW_IMAGES = 500  # of the search split; with fewer, several candidates are finished: one image is 0.2 points and more
@@ -221,28 +221,6 @@ def _train_baseline(session: Session, supernet: Supernet | None) -> Finished | N
         return None
     model = session.plain(arch, baseline_training(session, supernet), "baseline")
     return Finished("baseline", arch, None, model, hits(model, session.search_batches(), session.device))
-
-
-def baseline_arch(space: Space, meter: Meter) -> Arch | None:
-    """The family's largest hand-designed network that keeps the limits; None where even the smallest does not.
-
-    Without an upper limit it may be as large as the space's largest network.
-    """
-    counted = meter.limits.counted()
-
-    def too_small(arch: Arch) -> bool:
-        return any(low is not None and meter.cost(metric, arch) < low for metric, low, _ in counted)
-
-    highest = float("inf") if any(high for _, _, high in meter.limits) else meter.size(space.largest())
-    # What is under a lower limit is left out, or the growing row would seem to have ended before it began.
-    candidates = (arch for arch in family(space.family).baseline(dict(space.settings)) if not too_small(arch))
-    if not meter.limits.measured:
-        return largest_fitting(
-            candidates, lambda arch: meter.fits(arch) and meter.size(arch) <= highest, lambda arch: meter.size(arch)
-        )
-    options = list(growing(candidates, Meter.for_space(space, counted).fits))
-    found = largest_measured(options, meter.under, meter.counter.macs)
-    return found if found is not None and meter.fits(found) else None
 
 
 def baseline_training(session: Session, supernet: Supernet | None) -> TrainSettings:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tailorvit import units
-from tailorvit.arch import Arch
+from tailorvit.arch import Arch, Value
 from tailorvit.costs.limits import COUNTED, Limits
 from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
 from tailorvit.data import Data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_arch, named_space, with_settings
-from tailorvit.space import Space
+from tailorvit.space import Dim, Space
 
 if TYPE_CHECKING:
     from tailorvit.config import Config
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 MEASURED_ROOM = (
     0.05  # share left under a measured limit: measured again, a network at its limit is over it half the time
 )
+
+PATIENCE = 48  # growing spaces in a row that no longer hold the baseline
 
 
 def default_limit(images: int) -> str:
@@ -63,15 +66,22 @@ def data_settings(space: Space | None, data: Data, limits: Limits, family_name: 
 
 
 def auto_space(family_name: str, settings: Mapping[str, Any], limits: Limits, **meter: Any) -> Space:
-    """The largest space of the family's usual shape whose largest network lies under every limit."""
+    """The largest space of the family's usual shape that lies under every limit and holds the baseline.
+
+    Where no hand-designed network keeps the limits there is no baseline to hold.
+    """
     record, gauge = family(family_name), Meter(family_name, settings, limits, **meter)
-    if not limits.measured:
+    if limits.measured:
+        gauge = Meter(family_name, settings, _with_room(limits), **meter)
+    counted = Meter(family_name, settings, limits.counted())
+    bounded = any(high is not None for _, _, high in limits)
+    anchor = baseline_arch(next(record.auto(settings)), gauge, strict=True) if bounded else None
+    space = None if anchor is None else _around(record.auto(settings), anchor, gauge)
+    if space is None and not limits.measured:
         space = largest_fitting(record.auto(settings), gauge.holds, lambda s: gauge.size(s.largest()))
-    else:
-        counted = Meter(family_name, settings, limits.counted())
-        closer = Meter(family_name, settings, _with_room(limits), **meter)
+    elif space is None:
         options = list(growing(record.auto(settings), counted.holds))
-        space = largest_measured(options, closer.holds, lambda s: closer.counter.macs(s.largest()))
+        space = largest_measured(options, gauge.holds, lambda s: gauge.counter.macs(s.largest()))
     if space is None:
         smallest = next(record.auto(settings)).largest()
         costs = ", ".join(f"{m} {units.show(gauge.cost(m, smallest), m)}" for m in limits.metrics)
@@ -81,6 +91,64 @@ def auto_space(family_name: str, settings: Mapping[str, Any], limits: Limits, **
             f"smallest tried has {costs}."
         )
     return space
+
+
+def _around(candidates: Iterable[Space], arch: Arch, meter: Meter) -> Space | None:
+    """Of the spaces whose grid holds an architecture the largest under the limits, cut at the top where it must be."""
+    found, misses = list[Space](), 0
+    for space in candidates:
+        misses = 0 if space.contains(arch) else misses + 1
+        if not misses:
+            found.append(space)
+        elif found and misses >= PATIENCE:
+            break
+    whole = [space for space in found if meter.holds(space)]
+    fitting = whole or [cut for space in found if (cut := _cut_to(space, arch, meter)) is not None]
+    return max(fitting, key=lambda s: (meter.size(s.largest()), s.count()), default=None)
+
+
+def _cut_to(space: Space, arch: Arch, meter: Meter) -> Space | None:
+    """The space without choices above those of an architecture, as few dimensions cut as keep the limits."""
+    whole = {d.key: d for d in space.dims}
+    low = {d.key: d.only(*(c for c in d.choices if c <= _most(arch, d))) for d in space.dims}
+
+    def made(dims: Mapping[str, Dim]) -> Space:
+        return replace(space, dims=tuple(dims[key] for key in space.keys))
+
+    if not meter.holds(made(low)):
+        return None
+    for key in space.keys:
+        back = {**low, key: whole[key]}
+        low = back if meter.holds(made(back)) else low
+    return made(low)
+
+
+def _most(arch: Arch, dim: Dim) -> Value:
+    return max(arch.many(dim.key)) if dim.scope == "block" else arch.one(dim.key)
+
+
+def baseline_arch(space: Space, meter: Meter, strict: bool = False) -> Arch | None:
+    """The family's largest hand-designed network that keeps the limits; None where even the smallest does not.
+
+    Without an upper limit it may be as large as the space's largest network. ``strict``: below the limits, not at them.
+    """
+    counted = meter.limits.counted()
+
+    def too_small(arch: Arch) -> bool:
+        return any(low is not None and meter.cost(metric, arch) < low for metric, low, _ in counted)
+
+    highest = float("inf") if any(high for _, _, high in meter.limits) else meter.size(space.largest())
+
+    def good(arch: Arch) -> bool:
+        return meter.fits(arch) and meter.size(arch) <= highest and (not strict or meter.below(arch))
+
+    # What is under a lower limit is left out, or the growing row would seem to have ended before it began.
+    candidates = (arch for arch in family(space.family).baseline(dict(space.settings)) if not too_small(arch))
+    if not meter.limits.measured:
+        return largest_fitting(candidates, good, meter.size)
+    options = list(growing(candidates, Meter.for_space(space, counted).fits))
+    found = largest_measured(options, meter.below if strict else meter.under, meter.counter.macs)
+    return found if found is not None and meter.fits(found) else None
 
 
 def _with_room(limits: Limits) -> Limits:

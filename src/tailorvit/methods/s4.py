@@ -7,9 +7,10 @@ from typing import Any
 from tailorvit import units
 from tailorvit.methods import Method
 from tailorvit.methods.finish import finish
+from tailorvit.methods.first_space import baseline_arch
 from tailorvit.methods.judges import finish_by_score, judge, judge_facts, meter_of, scale_of
 from tailorvit.methods.session import S4Journal, Session, Supernets
-from tailorvit.seek.s4 import move_space, moves_for, size_of
+from tailorvit.seek.s4 import broken_limit, move_space, moves_for, size_of
 
 
 def s4(session: Session) -> dict[str, Any]:
@@ -17,14 +18,17 @@ def s4(session: Session) -> dict[str, Any]:
     settings = session.config.s4
     _announce(session)
     supernets = Supernets(session, settings.warm_start)
+    meter, space = meter_of(session), session.space
+    broken = broken_limit(space, meter, settings.sized_by)
     space, t, _ = move_space(
-        session.space,
-        meter_of(session),
+        space,
+        meter,
         judge(session, supernets, "slopes", "pair"),
         settings,
         session.seed,
         S4Journal(session),
         scale_of(session),
+        None if broken is None else baseline_arch(space, session.meter),
     )
     session.meter.require_feasible(space)
     if session.config.seek.by_score:

@@ -377,7 +377,34 @@ class SpaceRecord:
 
 
 class S4Journal(SpaceRecord, seek_s4.Journal):
-    """Stores every space, slope and decision of S4."""
+    """Stores every space, slope and decision of S4, and knows those of the run so far."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._before = {row["t"]: row["space"] for row in session.run.spaces()}
+        self._decisions = {row["t"]: row for row in session.run.decisions()}
+        self._here: Space | None = None
+
+    def space_reached(self, t: int, space: Space, repaired: bool = False) -> None:
+        """A space was reached."""
+        super().space_reached(t, space, repaired)
+        self._here = space
+
+    def followed(self, t: int) -> Space | None:
+        """Where the decision of step t led; its bounds are today's where a run before 0.3 did not store them."""
+        if t not in self._decisions or self._here is None:
+            return None
+        if self._decisions[t].get("stop"):
+            return self._here
+        stored: Space | None = self._before.get(self._count)
+        if stored is None:
+            return None
+        try:
+            ours = self._here.shift(self._decisions[t]["gamma"])
+        except TailorError:
+            return stored
+        same = all(stored[key].choices == ours[key].choices for key in stored.keys)
+        return ours if same else stored
 
     def decided(self, decision: seek_s4.Decision) -> None:
         """A decision was made; shown once, also when a resumed run makes it a second time."""

@@ -177,8 +177,8 @@ class Fit:
 def shifted(dim: Dim, k: int) -> tuple[Dim, str]:
     """A dimension moved by k steps, and a note where the rules changed that.
 
-    Choices at or under zero go. Where none would be left the old ones stay; a depth moves only as far as leaves two
-    choices, and not over its maximum.
+    Choices at or under zero go, for good as in the paper. Where none would be left the old ones stay; a depth moves
+    only as far as leaves two choices, and not over its maximum.
     """
     if dim.name == "depth" and len(dim.choices) > 1:
         for steps in range(k, 1) if k < 0 else range(k, -1, -1):
@@ -188,9 +188,9 @@ def shifted(dim: Dim, k: int) -> tuple[Dim, str]:
                 words = f"moves by {steps:+d}" if steps else "stays"
                 why = "to keep two choices" if k < 0 else f"as its maximum is {dim.maximum}"
                 note = "" if steps == k else f"{dim.key} {words} instead of moving by {k:+d}, {why}"
-                return dim.moved(steps) if steps else dim, note
+                return dim.only(*dim.moved(steps).choices) if steps else dim, note
     try:
-        moved = dim.moved(k) if k else dim
+        moved = dim.only(*dim.moved(k).choices) if k else dim
     except TailorError:
         return dim, f"{dim.key} stays, because a shift by {k:+d} would leave no choice"
     lost = len(dim.choices) - len(moved.choices)
@@ -281,7 +281,7 @@ class Decision:
 def apply_shifts(space: Space, found: Sequence[Fit]) -> tuple[Space, list[Fit]]:
     """The space after all shifts, and the fits with what became of them; tied dimensions may refuse to move."""
     try:
-        after = replace(space, dims=tuple(replace(space[f.dim], choices=f.after) for f in found))
+        after = replace(space, dims=tuple(space[f.dim].only(*f.after) for f in found))
     except TailorError:
         tied = {key for pair in space.multiples for key in pair}
         found = [
@@ -290,7 +290,7 @@ def apply_shifts(space: Space, found: Sequence[Fit]) -> tuple[Space, list[Fit]]:
             else f
             for f in found
         ]
-        after = replace(space, dims=tuple(replace(space[f.dim], choices=f.after) for f in found))
+        after = replace(space, dims=tuple(space[f.dim].only(*f.after) for f in found))
     return after, [replace(f, after=after[f.dim].choices) for f in found]
 
 

@@ -36,9 +36,8 @@ def widened(space: Space, reach: int, keys: Sequence[str]) -> Space:
             try:
                 choices.update(dim.moved(steps).choices)
             except TailorError:
-                continue  # all of them fall under the minimum
-        highest = math.inf if dim.maximum is None else dim.maximum
-        dims.append(replace(dim, choices=tuple(sorted(v for v in choices if v <= highest))))
+                continue  # all of them fall out of the bounds
+        dims.append(dim.only(*sorted(choices)))
     return replace(space, dims=tuple(dims))
 
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from tailorvit.arch import Arch
 from tailorvit.train.compiled import CompiledBlocks
-from tailorvit.train.optim import SliceAdamW, batch_statistics, soft_cross_entropy, without_drop_path
+from tailorvit.train.optim import SliceAdamW, batch_statistics, soft_cross_entropy, taught, without_drop_path
 from tailorvit.train.settings import TrainSettings
 
 # -- recordings -------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class GraphSteps:
         self._add_gradients(loss * (1 / count if settings.clip else 1.0))
         with torch.no_grad():
             if settings.distill and i == 0:
-                self.teacher.copy_(logits.float().softmax(-1))
+                self.teacher.copy_(taught(target, logits))
             self.sums[0] += loss / count
             self.sums[1] += (logits.argmax(-1) == y).sum()
 

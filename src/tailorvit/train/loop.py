@@ -28,6 +28,7 @@ from tailorvit.train.optim import (
     optimizer_tensors,
     restore_optimizer,
     soft_cross_entropy,
+    taught,
     without_drop_path,
 )
 from tailorvit.train.rules import Rule
@@ -307,9 +308,9 @@ class Trainer:
     def _add_gradients(self, batch: Any, archs: Sequence[Arch | None]) -> tuple[float, int]:
         """Gradients of the architectures, the mean loss and the correct answers of all.
 
-        A rule names its largest architecture first. With ``distill`` it alone learns from the labels, and the others
-        from its outputs; with ``reg_largest_only`` it alone has drop path. AdamW's decay is no part of the gradient: it
-        acts once a step on all weights in any case.
+        A rule names its largest architecture first. With ``distill`` it learns from the labels, and the others from the
+        labels and its outputs; with ``reg_largest_only`` it alone has drop path. AdamW's decay is no part of the
+        gradient: it acts once a step on all weights in any case.
         """
         settings, optimizer, kind = self.settings, self.state.optimizer, torch.device(self.device).type
         x, y, target = (t.to(self.device, non_blocking=True) for t in (batch.x, batch.y, batch.target))
@@ -326,7 +327,7 @@ class Trainer:
             loss = soft_cross_entropy(logits, target)
             (loss * share).backward()
             if settings.distill and i == 0:
-                target = logits.detach().float().softmax(-1)
+                target = taught(target, logits)
             if isinstance(optimizer, SliceAdamW):
                 every: Slices = {name: () for name, _ in self.model.named_parameters()}
                 optimizer.use(self.model, every if arch is None else cast(Elastic, self.model).slices(arch))

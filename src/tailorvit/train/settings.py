@@ -29,7 +29,7 @@ class TrainSettings:
     clip: float = 1.0  # largest gradient norm; 0 does not clip
     precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU
     rule: Literal["single_path", "sandwich"] = "single_path"
-    distill: bool = False  # sandwich only: the largest network's outputs are the others' targets (BigNAS)
+    distill: bool = False  # sandwich only: the others learn from the largest network's outputs too (BigNAS)
     reg_largest_only: bool = False  # sandwich only: drop path in the largest network alone (BigNAS)
     freeze: Literal["none", "tensor", "slice"] = "none"
     compile: bool = False  # torch.compile: plain networks whole, supernets of the ViT family block by block

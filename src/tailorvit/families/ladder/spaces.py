@@ -10,7 +10,7 @@ from typing import Any
 from tailorvit.arch import Arch, Value
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Named
-from tailorvit.families.blockwise import block_arch, block_dims
+from tailorvit.families.blockwise import block_arch, block_dims, depth_span, width_span
 from tailorvit.families.ladder.plain import LadderSettings
 from tailorvit.families.vit.spaces import head_dim_for
 from tailorvit.space import Dim, Space
@@ -98,13 +98,13 @@ def _shapes(settings: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
 
 def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape of a decoder, from small to large; a run starts in the last that fits."""
+    head_dim = int(settings.get("head_dim", 64))
     for embed, depth, heads in _shapes(settings):
-        step = max(2, round(embed / 8 / 4) * 4) if embed >= 24 else 2
         yield _space(
-            (max(1, depth - 2), depth, 1),
+            depth_span(depth),
             (3, 4, 0.5),
             (max(1, heads - 2), heads, 1),
-            (embed - 2 * step, embed, step),
+            width_span(embed, head_dim),
             **settings,
         )
 

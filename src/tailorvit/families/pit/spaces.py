@@ -121,12 +121,11 @@ def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape of a PiT, from small to large; a run starts in the last that fits."""
     for base in _bases():
         step = max(1, round(base / 8))
+        bases = tuple(b for b in (base - 2 * step, base - step, base) if b > 0)
         for heads in ([(1,), (1, 2), (2,)], [(1,), (1, 2), (2, 4)], [(1, 2), (2, 4), (4, 8)]):
-            if base < 6 and heads[0] != (1,):
-                continue
-            depth = [tuple(range(max(1, d - 1), d + 2 - (base < 6))) for d in _depth(base)]
-            bases = tuple(b for b in (base - 2 * step, base - step, base) if b > 0)
-            yield pit_space(bases, depth, heads, (2, 3, 4), settings, (1, 2, 4) if heads[0] != (1,) else (1, 1, 2))
+            for more in (0, 1):  # blocks above the baseline's
+                depth = [tuple(range(max(1, d - 1), d + 1 + more)) for d in _depth(base)]
+                yield pit_space(bases, depth, heads, (2, 3, 4), settings, (1, 2, 4) if heads[0] != (1,) else (1, 1, 2))
 
 
 def baseline(settings: Mapping[str, Any], stretch: float = 1.0) -> Iterator[Arch]:

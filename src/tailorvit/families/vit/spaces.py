@@ -12,7 +12,7 @@ from typing import Any
 from tailorvit.arch import Arch, Value
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Named
-from tailorvit.families.blockwise import block_arch, block_dims
+from tailorvit.families.blockwise import block_arch, block_dims, depth_span, width_span
 from tailorvit.space import Dim, Space
 
 
@@ -120,14 +120,14 @@ def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
     """Spaces around the usual shape of a ViT, from small to large; a run starts in the last that fits."""
     head_dim = int(settings["head_dim"])
     for embed in _widths():
-        step = max(2, round(embed / 8 / 4) * 4) if embed >= 24 else 2
         usual = max(1, round(embed / head_dim))
-        for depth, heads in itertools.product(_depths(embed, 13), (usual, usual + 1, usual + 2)):
+        depths = sorted({*_depths(embed, 12), *_depths(embed, 13)})  # the baseline's, and one more
+        for depth, heads in itertools.product(depths, (usual, usual + 1, usual + 2)):
             yield _space(
-                (max(1, depth - 2), depth, 1),
+                depth_span(depth),
                 (3, 4, 0.5),
                 (max(1, heads - 2), heads, 1),
-                (embed - 2 * step, embed, step),
+                width_span(embed, head_dim),
                 **settings,
             )
 

@@ -13,6 +13,7 @@ from typing import Any
 from tailorvit.arch import Arch, Value, number
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer, Named
+from tailorvit.families.blockwise import depth_span
 from tailorvit.families.network import Sides
 from tailorvit.families.windows.elastic import (
     ElasticWindows,
@@ -145,7 +146,7 @@ def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
         step = unit * max(1, round(embed / 8 / unit))
         low = max(embed % step or step, embed - 2 * step)
         for third in _thirds(embed):
-            yield _space((max(1, third - 2), third, 1), (3, 4, 0.5), (low, embed, step), unit, **settings)
+            yield _space(depth_span(third), (3, 4, 0.5), (low, embed, step), unit, **settings)
 
 
 def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:

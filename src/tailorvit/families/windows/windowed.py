@@ -13,6 +13,7 @@ from typing import Any
 from tailorvit.arch import Arch, Value, number
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer, Named
+from tailorvit.families.blockwise import depth_span
 from tailorvit.families.network import Sides
 from tailorvit.families.windows.elastic import (
     ElasticWindows,
@@ -192,9 +193,10 @@ def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
             for s in range(STAGES):
                 width = base * 2**s
                 step, heads = max(1, width // 8), max(1, round(width / dim))
+                low, top, blocks = depth_span(depths[s]) if s == 2 else (max(1, depths[s] - 1), depths[s], 1)
                 rows.append(
                     {
-                        "depth": tuple(range(max(1, depths[s] - (2 if s == 2 else 1)), depths[s] + 1)),
+                        "depth": tuple(range(low, top + 1, blocks)),
                         "embed": tuple(width - i * step for i in (2, 1, 0) if width > i * step),
                         "mlp": (3, 3.5, 4),
                         "qkv": tuple(dim * h for h in range(max(1, heads - 2), heads + 1)),
