@@ -14,6 +14,7 @@ from torch import nn
 
 from tailorvit.analysis import analyse
 from tailorvit.arch import Arch
+from tailorvit.costs.meter import Meter
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
 from tailorvit.methods.choice import Contender, choose
@@ -55,6 +56,7 @@ class Finished:
     trial: Trial | None
     model: nn.Module
     correct: Answers  # on the search images
+    augment: str  # in its last training
 
     @property
     def search_accuracy(self) -> float:
@@ -74,13 +76,15 @@ def finish(
     start: nn.Module | None = None,
     *,
     given: bool = False,
+    others: Sequence[tuple[Trial, Session]] = (),
 ) -> dict[str, Any]:
     """Finish the best architectures, choose by the search split, then open the test split for the final figures.
 
     The baseline competes, except with an architecture that was ``given``. ``start`` is the network whose weights the
-    last training began with, where there is no supernet. Returns the facts of result.json.
+    last training began with, where there is no supernet. ``others`` compete too, each trained by its own recipe.
+    Returns the facts of result.json.
     """
-    found = _finish_best(session, trials, supernet, start)
+    found = _finish_best(session, trials, supernet, start, others)
     baseline = _train_baseline(session, supernet)
     finished = found if given or baseline is None else [*found, baseline]
     peers = train_peers(session, baseline_training(session, supernet))
@@ -179,16 +183,21 @@ def best_candidates(session: Session, trials: Sequence[Trial], by_images: bool) 
 
 
 def _finish_best(
-    session: Session, trials: Sequence[Trial], supernet: Supernet | None, start: nn.Module | None
+    session: Session,
+    trials: Sequence[Trial],
+    supernet: Supernet | None,
+    start: nn.Module | None,
+    others: Sequence[tuple[Trial, Session]],
 ) -> list[Finished]:
     """The best candidates with their final weights."""
-    best = best_candidates(session, trials, by_images=supernet is not None)
+    best = [(trial, session) for trial in best_candidates(session, trials, by_images=supernet is not None)]
+    best += others
     finished = []
-    for i, trial in enumerate(best):
+    for i, (trial, own) in enumerate(best):
         stage, name = (f"final-{i}", f"found {i + 1}") if len(best) > 1 else ("final", "found")
-        model = _final_network(session, trial.arch, supernet, stage, start)
+        model = _final_network(own, trial.arch, supernet, stage, start)
         correct = hits(model, session.search_batches(), session.device)
-        finished.append(Finished(name, trial.arch, trial, model, correct))
+        finished.append(Finished(name, trial.arch, trial, model, correct, own.config.final.train.augment))
     return finished
 
 
@@ -220,7 +229,8 @@ def _train_baseline(session: Session, supernet: Supernet | None) -> Finished | N
         )
         return None
     model = session.plain(arch, baseline_training(session, supernet), "baseline")
-    return Finished("baseline", arch, None, model, hits(model, session.search_batches(), session.device))
+    correct = hits(model, session.search_batches(), session.device)
+    return Finished("baseline", arch, None, model, correct, session.config.final.train.augment)
 
 
 def baseline_training(session: Session, supernet: Supernet | None) -> TrainSettings:
@@ -255,6 +265,7 @@ def _candidate_facts(session: Session, finished: Finished, test: float, chosen: 
         "name": finished.name,
         "arch": finished.arch.to_dict(),
         **_costs(session, finished.arch),
+        "augment": finished.augment,
         "search_accuracy": None if finished.trial is None else finished.trial.accuracy,
         "final_search_accuracy": finished.search_accuracy,
         "test_accuracy": test,

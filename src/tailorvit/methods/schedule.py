@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from tailorvit import units
+from tailorvit.data.augment import LADDER
 from tailorvit.errors import TailorError
-from tailorvit.methods.contest import HAND, KEPT, RATES, SHARES, Entry, Standing, contest_training
+from tailorvit.methods.contest import AUTO, HAND, KEPT, RATES, SHARES, Entry, Standing, contest_training
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, Sink
 from tailorvit.train.loop import Trainer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 DEFAULTS = {"cuda": 600.0, "cpu": 1200.0}  # seconds for a run on one's own images
 RESERVE = 0.06  # of the time, for tests, the analysis of the network and the report
 LEAST, MOST = 5, 300  # final epochs
+RUNGS = 3  # of the ladder of augmentations: where the climb usually ends
 ENOUGH = 30  # final epochs; while there are fewer, slow entries are left out
 FEWEST, SLOW = 3, 2.0  # entries that stay in any case, and how much slower than the usual one a slow one is
 WARM, TIMED, PATIENCE = 3, 30, 2.0  # steps before the clock starts, steps timed, seconds after which fewer will do
@@ -71,11 +73,11 @@ def predicted(paces: Sequence[dict[str, float]], epochs: int, trainings: int) ->
     """
     each, setup = (float(np.quantile([p[k] for p in paces], 0.67)) for k in ("epoch", "setup"))
     length = {what: max(1, round(share * epochs)) for what, share in SHARES.items()}
-    shapes, rates, augments = 2 * KEPT, (len(RATES) - 1) * KEPT, 3 * KEPT  # newcomers of a round
     total = sum(p["setup"] + length["family"] * p["epoch"] for p in paces)
-    total += (KEPT + shapes) * (setup + length["shape"] * each) + shapes * length["family"] * each
-    total += (KEPT + rates) * (setup + length["learning rate"] * each)
-    total += (KEPT + augments) * (setup + length["augmentation"] * each)
+    shapes, rates = 2 * KEPT["family"], (len(RATES) - 1) * KEPT["shape"]  # newcomers of a round
+    total += (KEPT["family"] + shapes) * (setup + length["shape"] * each) + shapes * length["family"] * each
+    total += (KEPT["shape"] + rates) * (setup + length["learning rate"] * each)
+    total += RUNGS * (setup + length["augmentation"] * each)
     return total + trainings * (setup + epochs * each)
 
 
@@ -108,6 +110,7 @@ def final_epochs(session: Session, winner: Standing, seconds: float) -> int:
     last = winner.rounds[-1]
     left = (1 - RESERVE) * seconds - sum(session.run.seconds().values())
     trainings = 1 + peers(session) + int(session.config.hand_designed and winner.entry.shape != HAND)
+    trainings += int(session.config.final.train.augment == AUTO and winner.entry.augment != LADDER[-1])
     return int(np.clip(left / trainings / max(last["seconds"] / last["epochs"], 1e-9), LEAST, MOST))
 
 
@@ -134,7 +137,9 @@ def planned(session: Session) -> dict[str, Any]:
         rows, inside = found["entries"], [row["inside"] for row in found["entries"]]
         epochs, expected = found["epochs"], found["seconds"] / (1 - RESERVE)
     params = [session.for_space(e.space).meter.counter.both(e.arch) for e in entries]
-    disk = 3 * 4 * max(p for p, _ in params) * (KEPT + 2)  # weights and the optimiser's two moments, of those kept
+    disk = (
+        3 * 4 * max(p for p, _ in params) * (KEPT["family"] + 2)
+    )  # weights and the optimiser's two moments, of those kept
     data = session.data
     lines = [
         f"{data.source}: {data.counts['train']} training / {data.counts['search']} search / {data.counts['test']} test "
