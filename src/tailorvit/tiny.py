@@ -16,6 +16,7 @@ from tailorvit.space import Space
 
 TRAIN = {"epochs": 2, "batch": 64, "warmup": 0.5, "compile": False, "precision": "fp32", "augment": "mild"}
 LIMIT = 400  # images a split
+CONTEST_LIMIT = 100  # in a contest, which is some twenty trainings
 
 
 def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
@@ -42,7 +43,8 @@ def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
     )
     small.pop("time", None)  # epochs decide
     small["search"] = {"name": config.searcher, **SEARCHERS[config.searcher].tiny}
-    small["data"] = {**dict(recipe.get("data", {})), "limit": LIMIT}
+    limit = CONTEST_LIMIT if config.method == "contest" or config.family == "auto" else LIMIT
+    small["data"] = {**dict(recipe.get("data", {})), "limit": limit}
     if config.trunk.source:
         small["trunk"] = {"source": "random:tiny", "mirror": config.trunk.mirror}
     if config.method == "finetune":
@@ -50,7 +52,7 @@ def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
     if own_data:
         small["data"].setdefault("image_size", 32)
         return small
-    return {**small, "data": {"source": "digits", "limit": LIMIT}, **_for_digits(config)}
+    return {**small, "data": {"source": "digits", "limit": limit}, **_for_digits(config)}
 
 
 def _for_digits(config: Config) -> dict[str, Any]:

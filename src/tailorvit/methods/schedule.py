@@ -24,7 +24,7 @@ RESERVE = 0.06  # of the time, for tests, the analysis of the network and the re
 LEAST, MOST = 5, 300  # final epochs
 ENOUGH = 30  # final epochs; while there are fewer, slow entries are left out
 FEWEST, SLOW = 3, 2.0  # entries that stay in any case, and how much slower than the usual one a slow one is
-WARM, TIMED, PATIENCE = 3, 12, 2.0  # steps before the clock starts, steps timed, seconds after which fewer will do
+WARM, TIMED, PATIENCE = 3, 30, 2.0  # steps before the clock starts, steps timed, seconds after which fewer will do
 
 
 def measure(session: Session, entry: Entry) -> dict[str, float]:
@@ -40,21 +40,28 @@ def measure(session: Session, entry: Entry) -> dict[str, float]:
     batches = own.train_batches(settings, "contest-0")
     model = own.build(entry.arch, settings.drop_path)
     trainer = Trainer(model, batches, Fixed(), settings, 0, Sink(), None, own.device)
-    marks: list[float] = []
+    started, steps = begin, 0
     for batch in batches.iterate(0, WARM + TIMED):
         trainer.step(batch)
-        if cuda:
-            torch.cuda.synchronize()
-        marks.append(time.monotonic())
-        if len(marks) > WARM + 2 and marks[-1] - marks[WARM - 1] > PATIENCE:
+        steps += 1
+        if steps == WARM:
+            _wait(cuda)
+            started = time.monotonic()
+        elif steps > WARM + 2 and time.monotonic() - started > PATIENCE:
             break
+    _wait(cuda)
+    step = (time.monotonic() - started) / (steps - WARM)
     if trainer.graphs is not None:
         trainer.graphs.close()
-    steps = len(marks) - WARM
-    step = (marks[-1] - marks[WARM - 1]) / max(steps, 1) if steps > 0 else marks[-1] - begin
     memory = float(torch.cuda.max_memory_allocated()) if cuda else 0.0
-    setup = max(0.0, marks[min(WARM, len(marks)) - 1] - begin - WARM * step)
+    setup = max(0.0, started - begin - WARM * step)
     return {"epoch": step * batches.steps_per_epoch, "setup": setup, "memory": memory}
+
+
+def _wait(cuda: bool) -> None:
+    """Until the device has done what it was given."""
+    if cuda:
+        torch.cuda.synchronize()
 
 
 def predicted(paces: Sequence[dict[str, float]], epochs: int, trainings: int) -> float:
