@@ -182,6 +182,84 @@ def draw(space: Space, trials: int, kind: str, evil: str) -> list[dict[str, Any]
     return found
 
 
+def contest(evil: str = "") -> dict[str, Any]:
+    """The contest of a result.json: four families in two shapes, then augmentation and learning rate."""
+    families = {"shunted": 52.0, "pit": 47.0, "swin": 41.0, "vit": 44.5}
+    rungs = [
+        {"rung": 0, "asks": f"family and shape{evil}", "epochs": 3, "entries": 8, "kept": 3},
+        {"rung": 1, "asks": "augmentation and learning rate", "epochs": 6, "entries": 5, "kept": 2},
+        {"rung": 2, "asks": "the winner", "epochs": 18, "entries": 2, "kept": 1},
+    ]
+    totals = (3, 9, 27)
+    entries: list[dict[str, Any]] = []
+
+    def enter(family: str, shape: str, augment: str, lr: float, first: int, accuracies: list[float]) -> None:
+        legs = [
+            {
+                "rung": first + i,
+                "epochs": rungs[first + i]["epochs"],
+                "total_epochs": totals[first + i],
+                "accuracy": accuracy,
+                "images": 500,
+                "seconds": 4.0 + i,
+                "kept": i < len(accuracies) - 1,
+            }
+            for i, accuracy in enumerate(accuracies)
+        ]
+        entries.append(
+            {
+                "id": len(entries),
+                "family": f"{family}{evil}",
+                "stem": "fine" if family == "pit" else "usual",
+                "shape": shape,
+                "arch": {"family": family, "depth": 4, "embed": 64},
+                "settings": {"patch": 4},
+                "augment": augment,
+                "lr": lr,
+                "params": 1_480_000 - 1000 * len(entries),
+                "macs": 16_000_000,
+                "rungs": legs,
+                "won": False,
+            }
+        )
+
+    for family, base in families.items():
+        best = family == "shunted"
+        enter(family, "hand-designed", "mild", 1e-3, 0, [base, 63.0, 71.5] if best else [base])
+        enter(family, "shallow and wide", "mild", 1e-3, 0, [base - 1.5, 61.0] if best else [base - 1.5])
+    enter("shunted", "hand-designed", "medium", 1e-3, 1, [64.2, 74.0])
+    enter("shunted", "hand-designed", "mild", 2e-3, 1, [58.8])
+    entries[8]["won"] = True
+    entries[8]["rungs"][-1]["kept"] = True
+    return {
+        "entries": entries,
+        "rungs": rungs,
+        "worth": [
+            {"what": "family", "best": "shunted", "worst": "swin", "points": 11.0, "low": 6.4, "high": 15.5},
+            {
+                "what": "shape",
+                "best": "hand-designed",
+                "worst": "shallow and wide",
+                "points": 1.5,
+                "low": 0.2,
+                "high": 2.9,
+            },
+            {"what": "augmentation", "best": "medium", "worst": "mild", "points": 1.2, "low": -0.6, "high": 3.1},
+            {"what": "learning rate", "best": "0.001", "worst": "0.002", "points": 4.2, "low": 2.0, "high": 6.4},
+        ],
+        "winner": 8,
+        "why": f"Shunted, hand-designed, with medium augmentation won{evil}: 2.5 points ahead after 27 epochs.",
+    }
+
+
+def peers() -> list[dict[str, Any]]:
+    """Two models of timm beside the run, with long names."""
+    gap = {"difference": 1.5, "low": -3.0, "high": 6.0, "clear": False, "images": 400}
+    row = {"params": 9e6, "macs": 1e9, "test_accuracy": 65.0, "final_search_accuracy": 66.0, "gap": gap}
+    names = ("timm:efficientvit_b0_of_some_length", "timm:mobilevit_xxs")
+    return [{"name": name, **row, "over": over} for name, over in zip(names, ("params 9M > 8M", None), strict=True)]
+
+
 def fill(
     run: Run,
     trials: int = 60,
@@ -191,6 +269,7 @@ def fill(
     failed: bool = False,
     with_analysis: bool = True,
     classes: int = 3,
+    with_contest: bool = False,
 ) -> None:
     """Write a run; ``kind`` is s4, s3, free (training-free) or fixed."""
     space = spaces(run, kind, evil) if kind != "fixed" else SPACE
@@ -258,6 +337,7 @@ def fill(
                 {"part": f"patch{evil}", "params": 3e6, "macs": 1e7},
                 {"part": "head", "params": 1e6, "macs": 1e6},
             ],
+            **({"contest": contest(evil), "peers": peers()} if with_contest else {}),
         },
     )
     if with_analysis:

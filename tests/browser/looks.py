@@ -45,6 +45,11 @@ _WIDE = """() => {
   const whole = document.documentElement.scrollWidth > edge ? ["the page scrolls sideways"] : [];
   return [...whole, ...wide.map(said)];
 }"""
+# Words that a reader sees only after scrolling sideways. Plain tables and listings may do that and show a shadow.
+_HIDDEN = """() => [...document.body.querySelectorAll("*")].filter((e) =>
+  e.clientWidth > 0 && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== "visible" &&
+  !e.matches("pre, select") && !(e.matches(".wide") && !e.querySelector("table.stack"))
+).map((e) => `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 60)}`)"""
 _ON_TOP = ["attention-maps"]  # there the ranks of the strongest patches lie on the maps, close together if they are
 _BRIGHTNESS = """(element) => {
   const [r, g, b] = getComputedStyle(element).backgroundColor.match(/[0-9.]+/g).map(Number);
@@ -82,6 +87,11 @@ def faults(page: Any) -> list[str]:
 def too_wide(page: Any) -> list[str]:
     """Elements beyond the right or left edge of the window."""
     return page.evaluate(_WIDE)
+
+
+def hidden(page: Any) -> list[str]:
+    """Elements whose words are cut at their edge: navigation, titles, tables that should fit."""
+    return page.evaluate(_HIDDEN)
 
 
 def brightness(page: Any, selector: str = "body") -> float:

@@ -8,14 +8,14 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from looks import charts, faults, too_wide, unfold
+from looks import charts, faults, hidden, too_wide, unfold
 
 from fake_runs import draw, spaces, write_run
 from tailorvit.report import write_comparison
 from tailorvit.runs import Run
 
 module = importlib.import_module("tailorvit.report.watch")  # the package exports the function by this name
-WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
+NARROW = {"width": 360, "height": 740}
 
 
 def test_runs_compared(open_page, tmp_path):
@@ -31,10 +31,17 @@ def test_runs_compared(open_page, tmp_path):
         unfold(page)
         assert len(charts(page)) >= 3
         assert "first" in page.locator("#runs").inner_text() and evil in page.locator("#runs").inner_text()
-        for window in (WIDE, NARROW):
-            page.set_viewport_size(window)
-            assert faults(page) == []
-            assert too_wide(page) == []
+        assert page.locator("nav a").all_inner_texts() == [
+            "1\u00a0Groups",
+            "2\u00a0Figures",
+            "3\u00a0Runs",
+            "4\u00a0Recipes",
+        ]
+        for width in (360, 390, 768, 1280, 1200):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert faults(page) == [], width
+            assert too_wide(page) == [], width
+            assert hidden(page) == [], width
         head = page.locator("#runs table.sortable th").first
         names = page.locator("#runs table.sortable tbody td:first-child")
         head.click()
@@ -88,7 +95,7 @@ def test_a_watched_run_updates_itself(open_page, tmp_path):
             output = '[data-controls="search"] output'
             wait_for(page, output, "20 of 20 trials")  # nobody pressed anything
             assert page.locator("h1 .badge").inner_text() == "not finished"
-            wait_for(page, ".live-note", "running · supernet-0 epoch 3, loss 0.6667")
+            wait_for(page, ".live-note", "running · supernet 0, epoch 3, loss 0.6667")
 
             # What the reader has opened, chosen and is looking at stays; what is new comes.
             fold = page.locator("details", has_text="Learning rate and speed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from looks import brightness, charts, faults, too_wide, unfold
+from looks import brightness, charts, faults, hidden, too_wide, unfold
 
 from tailorvit.report.charts import Figure
 from tailorvit.report.page import shell
@@ -22,6 +22,7 @@ RUNS = {
     "s3": ({"kind": "s3"}, ALWAYS | STAGED | SEARCH | NETWORK | ATTENTION | TEST),
     "training-free": ({"kind": "free"}, ALWAYS | SEARCH | NETWORK | ATTENTION | TEST),
     "one network": ({"kind": "fixed"}, ALWAYS | NETWORK | ATTENTION | TEST | {"result-limits"}),
+    "contest": ({"with_contest": True}, ALWAYS | SPACE | SEARCH | NETWORK | {"contest-rungs", "contest-worth"}),
     "failed": ({"failed": True}, ALWAYS | SPACE),
     "under way": ({"finished": False}, ALWAYS | SPACE | {"search-trials"}),
     "not analysed": ({"with_analysis": False}, ALWAYS | SPACE | SEARCH | NETWORK),
@@ -32,6 +33,7 @@ RUNS = {
     "damaged analysis": ({"damage": "analysis.json"}, ALWAYS | SPACE | SEARCH | NETWORK),
 }
 NARROW = {"width": 360, "height": 740}
+WIDTHS = (390, 768, 1280)  # a phone, a tablet, a laptop
 PHONE = {"viewport": NARROW, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
 
 
@@ -39,7 +41,7 @@ PHONE = {"viewport": NARROW, "device_scale_factor": 2, "is_mobile": True, "has_t
 def test_every_kind_of_run_is_drawn_whole(open_page, report_of, kind):
     how, expected = RUNS[kind]
     with open_page(report_of(**how)) as page:
-        assert page.locator("section").count() == 7
+        assert page.locator("section").count() == 7 + (kind == "contest")
         unfold(page)
         assert expected <= set(charts(page)), expected - set(charts(page))
         assert faults(page) == []
@@ -49,6 +51,45 @@ def test_every_kind_of_run_is_drawn_whole(open_page, report_of, kind):
         assert too_wide(page) == []
         damaged = how.get("damage", "")
         assert not damaged or damaged in page.locator(".note").first.inner_text()
+
+
+@pytest.mark.parametrize("kind", ["s4", "s3", "contest", "60 classes"])
+def test_nothing_is_cut_at_any_width(open_page, report_of, kind):
+    with open_page(report_of(**RUNS[kind][0])) as page:
+        unfold(page)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            assert too_wide(page) == [], width
+            assert hidden(page) == [], width
+            assert faults(page) == [], width
+
+
+def test_rows_become_lists_on_a_phone(open_page, report_of):
+    with open_page(report_of(with_contest=True)) as page:
+        table = page.locator("#contest table.sortable")
+        row, wide = table.locator("tbody tr").first, "(e) => getComputedStyle(e).display"
+        assert row.evaluate(wide) == "table-row" and table.locator("thead").is_visible()
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert row.evaluate(wide) == "grid"
+        named = row.locator("td").nth(5).evaluate("(e) => getComputedStyle(e, '::before').content")
+        assert named == '"parameters"'
+        assert row.locator("td:visible").all_inner_texts()[-2:] == ["64.20", "74.00"], "no dash for a round not reached"
+        table.locator("th", has_text="round 1").click()  # the heads are still there to sort by
+        first = table.locator("tbody tr").first.locator("td").first
+        assert first.inner_text() == "shunted" and row.get_attribute("class") is None
+
+
+def test_the_winner_is_named_and_marks_say_more(open_page, report_of):
+    for scheme in ("light", "dark"):
+        with open_page(report_of(with_contest=True), color_scheme=scheme) as page:
+            race = page.locator("#contest-rungs svg")
+            assert "winner: shunted, hand-designed" in race.text_content()
+            thick, faded = race.locator(".line.thick"), race.locator(".line.faded").first
+            style = "(e, name) => parseFloat(getComputedStyle(e)[name])"
+            assert thick.evaluate(style, "strokeWidth") > 2 * faded.evaluate(style, "strokeWidth")
+            assert faded.evaluate(style, "strokeOpacity") < 0.7 <= thick.evaluate(style, "strokeOpacity")
+            race.locator("circle.solid").last.hover()
+            assert page.locator("#tip").text_content().endswith("round 3, 27 epochs: 74.00 %, the winner")
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -148,3 +189,8 @@ def test_a_bad_page_is_noticed(open_page, tmp_path):
     copy.write_text(good.replace("</main>", '<div id="wide" style="width:2000px">x</div></main>'), "utf-8")
     with open_page(copy) as page:
         assert "the page scrolls sideways" in too_wide(page) and any("#wide" in line for line in too_wide(page))
+    copy.write_text(
+        good.replace("<p>", '<p style="overflow-x:auto;width:9rem;white-space:nowrap">many words ' * 9), "utf-8"
+    )
+    with open_page(copy) as page:
+        assert too_wide(page) == [] and hidden(page)[0].startswith("P.: many words")

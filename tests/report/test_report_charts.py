@@ -124,6 +124,14 @@ def test_dots_lie_within_their_whiskers():
     assert "whisker" not in charts.dot_rows([("a", [charts.Mark(1.0, "c0", "")])], "t", "x")
 
 
+def test_long_names_have_room():
+    drawing = charts.dot_rows([("efficientnet_lite", [charts.Mark(1.0, "c0", "")]), ("w" * 99, [])], "t", "x")
+    (x, _), *_ = places(drawing)
+    names = re.findall(r'<text x="([\d.]+)"[^>]*class="strong">([^<]*)<', drawing)
+    assert [len(words) for _, words in names] == [17, 24]
+    assert all(float(at) >= 7 * len(words) for at, words in names) and x > float(names[0][0])
+
+
 def test_percentages_and_shares_end_at_their_ends():
     assert charts.span([90.0, 100.0], "accuracy, %") == (89.5, 100.0)
     assert charts.span([0.0, 1.0], "share of sub-networks") == (0.0, 1.0)

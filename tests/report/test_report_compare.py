@@ -201,6 +201,7 @@ def test_figures_carry_the_numbers(make, tmp_path):
     assert 'class="rule' in figures["path"].svg, "the limit"
     edf = [r for r in figures["edf"].rows if r[0] == "a"]
     assert max(r[2] for r in edf) <= 40 and edf[-1][3] == 1.0, "the last space, not the first"
+    assert edf[0][3] == 0.0, "a share begins at nothing"
     best = [r[3] for r in figures["progress"].rows if r[0] == "a"]
     assert best == sorted(best) and len(best) == 8 and best[-1] == 79
     assert ("b", 1, "supernet", 32.0) in figures["seconds"].rows
@@ -287,3 +288,31 @@ def test_looking_at_the_network_is_no_search_time(make):
         run.spend("final-1", 500.0)
         run.spend("edf-0", 2.0)
     assert compare([folder]).runs[0].search_seconds == before + 2
+
+
+def test_names_and_kinds_of_work_are_whole_words(make):
+    name = "a-rather-long-name-of-a-folder-with-photographs-7"
+    folder = make(name, seed=3)
+    with Run.open(folder) as run:
+        run.spend("edf-0", 2.0)
+    time = next(f for f in comparison_figures(compare([folder])) if f.key == "compare-seconds")
+    assert f">1: {name}</text>" in time.svg, "not cut"
+    assert ": random sample of space 2.0 s" in time.svg and "edf" not in time.svg
+
+
+def test_the_page_has_a_way_to_every_section(make):
+    page = render_comparison(compare([make("a"), make("b", seed=1)]))
+    links = re.findall(r'<a href="#(\w+)">\d&nbsp;(\w+)</a>', page)
+    assert links == [("groups", "Groups"), ("figures", "Figures"), ("runs", "Runs"), ("recipes", "Recipes")]
+    assert re.findall(r'<section id="(\w+)">', page) == [key for key, _ in links]
+
+
+def test_many_differing_keys_are_folded(make):
+    folders = [make("a"), make("b", seed=1, epochs=41)]
+    text = (folders[1] / "recipe.toml").read_text()
+    extra = "\n".join(f"key{i} = {i}" for i in range(30))
+    (folders[1] / "recipe.toml").write_text(f"{extra}\n{text}")
+    found = compare(folders)
+    page = render_comparison(found)
+    assert f"<summary>{len(found.keys) - 16} more keys</summary>" in page
+    assert page.count(">key29<") == 1

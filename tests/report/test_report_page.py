@@ -15,7 +15,7 @@ import pytest
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
-from tailorvit.report import collect, page, render, result, write_report
+from tailorvit.report import collect, page, render, result, space, write_report
 from tailorvit.report.result import interval
 from tailorvit.runs import Run
 
@@ -76,7 +76,7 @@ def test_a_full_run_shows_everything_in_order(make):
         "The network found is 1.25 points more accurate.",
         "The 95 % interval of the difference is -5.4 to +7.9 points. It includes 0",
         "Everything took 1 min 45 s, the search 1 min 15 s of it.",
-        "Moved depth down and embed up: cosine 0.90.",
+        "Moved depth down and embed up: agreement 0.90.",
         "depth -1, embed +1",
         "from 40 pairs each",
         "Errors of random sub-networks of every space",
@@ -124,8 +124,27 @@ def test_each_kind_words_itself(make):
 
 def test_a_failed_run_says_why_and_how_to_go_on(make):
     text = result.section(collect(make(failed=True)))
-    assert "The run failed: RuntimeError: out of memory." in text and "tailorvit resume run" in text
+    assert "The run failed: RuntimeError: out of memory." in text
+    assert re.search(r"To continue: tailorvit resume \S+/run<", text), "as a command takes it"
     assert "The best of 66 trials so far reached" in text
+
+
+def test_the_page_speaks_of_agreement_with_the_slopes(make):
+    """Old and new runs wrote the cosine into their sentences."""
+    folder = make()
+    said = "The best of 3 legal neighbours has cosine -0.02 with the slopes, so none promises higher accuracy."
+    with Run.open(folder) as run:
+        run.record_decision(1, {"t": 1, "gamma": {}, "reason": "stop", "stop": True, "sentence": said, "legal": []})
+    text = space.section(collect(folder))
+    assert "has agreement -0.02 with the slopes" in text and "agreement 0.90." in text
+    assert "Agreement says how well a move follows all slopes together" in text
+    assert text.count("cosine") == 1, "where the word is explained"
+
+
+def test_the_start_is_a_readable_time(tmp_path):
+    for i, (started, shown) in enumerate((("2026-11-18T04:26:08+02:00", "2026-11-18 02:26 UTC"), ("then", "then"))):
+        Run.create(tmp_path / f"run{i}", "", {"started": started}).close()
+        assert f"started {shown}<" in render(collect(tmp_path / f"run{i}"))
 
 
 def test_an_interrupted_run_that_went_on_is_running(make):

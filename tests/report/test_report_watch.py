@@ -204,7 +204,7 @@ def test_it_waits_for_a_run_and_outlives_it(make, tmp_path):
         folder.rmdir()
         make(finished=False)
         reported = state(url)
-        assert reported["status"] == "running" and reported["epoch"].startswith("final epoch 6")
+        assert reported["status"] == "running" and reported["epoch"].startswith("network, epoch 6")
         (folder / "run.db").write_bytes(b"damaged" * 999)
         page = ask(url)[2]
         assert "cannot be used" in page and str(folder / "run.db") in page and "/tailorvit-" not in page

@@ -356,7 +356,7 @@ def bars(rows: Sequence[tuple[str, float, float | None]], title: str, form: str 
         value = exact if abs(exact) > 1e-9 * reach else 0.0  # rounding errors are not worth a number
         y, end = 4 + step * i, middle + value * scale
         words = f"{name}: {value:{form}}" + ("" if error is None else f", standard error {error:.3g}")
-        parts.append(text(left - 6, y + 15, name, "end"))
+        parts.append(text(left - 6, y + 15, trim(name, 15), "end"))
         parts.append(
             f'<rect class="bar {"c0" if value >= 0 else "c3"}" x="{min(middle, end):.1f}" y="{y + 4}"'
             f' width="{abs(end - middle):.1f}" height="{step - 10}"{tip(words)}/>'
@@ -381,7 +381,8 @@ def dot_rows(rows: Sequence[tuple[str, Sequence[Mark]]], title: str, x_label: st
     marks = [mark for _, row in rows for mark in row]
     if not marks:
         return ""
-    left, bottom = 96, step * len(rows) + 6
+    names = [trim(name, 24) for name, _ in rows]
+    left, bottom = max(96.0, 14 + 7.4 * max(map(len, names))), step * len(rows) + 6  # on a phone a letter takes 7.4
     low, high = span([v for m in marks for v in (m.value, *(m.interval or ()))], x_label)
 
     def at(v: float) -> float:
@@ -390,7 +391,7 @@ def dot_rows(rows: Sequence[tuple[str, Sequence[Mark]]], title: str, x_label: st
     parts = []
     for v in ticks(low, high):
         parts.append(f'<path class="grid" d="M{at(v):.1f} 0V{bottom}"/>{text(at(v), bottom + 14, short(v), "middle")}')
-    for i, (name, row) in enumerate(rows):
+    for i, (name, (_, row)) in enumerate(zip(names, rows, strict=True)):
         y = step * (i + 0.5) + 3
         parts.append(text(left - 8, y + 4, name, "end", "strong"))
         for mark in row:

@@ -23,12 +23,14 @@ from tailorvit.report.markup import (
     grid,
     limits_in_words,
     metric_name,
+    pair,
     percent,
     points,
     size,
     soft,
+    stage_name,
 )
-from tailorvit.report.page import shell
+from tailorvit.report.page import navigation, shell
 from tailorvit.report.reading import Facts, Limit, collect, table, whole, whole_text
 from tailorvit.report.result import TIMES
 from tailorvit.report.space import error_curve
@@ -46,6 +48,7 @@ HEADS, GROUP_HEADS = ("run", "group", "seed", "status", *_NUMBERS), ("group", "n
 LEVEL = 0.95
 ENOUGH = 3  # runs on each side before a difference gets a verdict
 _PAIRS = 6  # up to so many groups are compared with each other; more, with the first only
+_OPEN = 16  # differing recipe keys in the open table; the others are folded
 _KEYS = 200  # differing recipe keys on the page; the JSON holds all
 _NAME = 40  # characters of a name in a legend
 Seeded = Sequence[tuple[int | None, float]]  # (seed, value)
@@ -493,7 +496,7 @@ def _colour(group: int) -> str:
 
 
 def _legend(comparison: Comparison) -> tuple[tuple[str, str], ...]:
-    return tuple((_colour(g.number), f"{g.number}: {clean(g.label, 2 * _NAME)}") for g in comparison.groups)
+    return tuple((_colour(g.number), f"{g.number}: {clean(g.label)}") for g in comparison.groups)
 
 
 def _who(row: RunRow) -> str:
@@ -618,7 +621,8 @@ def _errors(comparison: Comparison) -> Figure | None:
             name, _, place = trial.stage.partition("-")
             if name == "edf" and trial.accuracy is not None and (t := whole_text(place)) is not None:
                 samples.setdefault(t, []).append(100 - trial.accuracy)
-        lines.append((row, error_curve(samples[max(samples)]) if samples else []))
+        curve = error_curve(samples[max(samples)]) if samples else []
+        lines.append((row, [(curve[0][0], 0.0), *curve] if curve else []))
     caption = "Share of random sub-networks of the last space with at most this error on the search split. A curve"
     caption += " further to the left is a better space."
     labels = ("error, %", "share of sub-networks")
@@ -649,17 +653,17 @@ def _seconds(comparison: Comparison) -> Figure | None:
     kinds = dict.fromkeys(k for _, per in spent for k in per)
     looks = {k: TIMES.get(k, TIMES["other"]) for k in kinds}
     reach = max(sum(per.values()) for _, per in spent) or 1.0
-    left, step = 146, 24
+    step = 38  # a line for the name, which may be long, and a bar under it
     parts = []
     for i, (row, per) in enumerate(spent):
-        x, y = float(left), 4 + step * i
-        parts.append(text(left - 6, y + 14, f"{row.group}: {trim(clean(row.name, 300), 16)}", "end"))
+        x, y = 4.0, 4 + step * i
+        parts.append(f"<g{tip(_who(row))}>{text(4, y + 10, trim(f'{row.group}: {clean(row.name, 300)}', 58))}</g>")
         for kind, value in per.items():
-            width = value / reach * (WIDTH - left - 84)
-            words = tip(f"{_who(row)}: {clean(kind, _NAME)} {duration(value)}")
-            parts.append(bar(round(x, 1), y, width, 18, f"edge {looks[kind][0]}", words))
+            width = value / reach * (WIDTH - 92)
+            words = tip(f"{_who(row)}: {clean(stage_name(kind), _NAME)} {duration(value)}")
+            parts.append(bar(round(x, 1), y + 15, width, 16, f"edge {looks[kind][0]}", words))
             x += width
-        parts.append(text(x + 5, y + 14, duration(sum(per.values()))))
+        parts.append(text(x + 5, y + 27, duration(sum(per.values()))))
     rows = [(r.name, r.group, kind, value) for r, per in spent for kind, value in per.items()]
     legend = tuple(dict.fromkeys(looks.values()))
     title, columns = "Time by kind of work", ("run", "group", "stage", "seconds")
@@ -690,26 +694,27 @@ def comparison_figures(comparison: Comparison) -> list[Figure]:
 def render_comparison(comparison: Comparison) -> str:
     """The comparison as one page."""
     title = f"{counted(len(comparison.runs), 'run')} compared"
-    drawn = "".join(f.html() for f in comparison_figures(comparison))
+    drawn = pair(*(f.html() for f in comparison_figures(comparison)))
     parts = [
-        ("groups", "The groups", _group_section(comparison)),
-        ("figures", "Figures", drawn or soft("No run has anything to draw yet.")),
-        ("runs", "The runs", _run_section(comparison)),
-        ("recipes", "Differences between the recipes", _recipe_section(comparison)),
+        ("groups", "Groups", "The groups", _group_section(comparison)),
+        ("figures", "Figures", "Figures", drawn or soft("No run has anything to draw yet.")),
+        ("runs", "Runs", "The runs", _run_section(comparison)),
+        ("recipes", "Recipes", "Differences between the recipes", _recipe_section(comparison)),
     ]
     body = "".join(
         f'<section id="{key}"><h2>{number}. {cell(name)}</h2>\n{inner}\n</section>\n'
-        for number, (key, name, inner) in enumerate(parts, 1)
+        for number, (key, _, name, inner) in enumerate(parts, 1)
     )
+    links = navigation([(key, name) for key, name, _, _ in parts])
     items = "".join(f"<li>{cell(sentence)}</li>" for sentence in comparison.notes)
     notes = f'<div class="note"><ul>{items}</ul></div>\n' if items else ""
-    return shell(f"{title} – TailorViT", f"<main>\n<h1>{cell(title)}</h1>\n{notes}{body}</main>\n")
+    return shell(f"{title} – TailorViT", f"{links}<main>\n<h1>{cell(title)}</h1>\n{notes}{body}</main>\n")
 
 
 def _group_section(comparison: Comparison) -> str:
     words = "<p>Runs that differ only in their seed and the machine form one group.</p>"
     words += f"<ol>{''.join(f'<li>{cell(g.name)}</li>' for g in comparison.groups)}</ol>"
-    words += grid(GROUP_HEADS, [g.cells() for g in comparison.groups], len(GROUP_HEADS) - 1)
+    words += grid(GROUP_HEADS, [g.cells() for g in comparison.groups], len(GROUP_HEADS) - 1, stack=True)
     words += soft(
         "Mean ± standard deviation over finished runs (lowest to highest). Gain: found less its own baseline."
     )
@@ -720,7 +725,7 @@ def _group_section(comparison: Comparison) -> str:
 def _run_section(comparison: Comparison) -> str:
     keys = [(r.name, r.group, r.seed, r.status, *(getattr(r, m) for m in METRICS)) for r in comparison.runs]
     paths = grid(("run", "folder"), [(r.name, r.path) for r in comparison.runs])
-    return grid(HEADS, [r.cells() for r in comparison.runs], 6, keys) + fold("Folders", paths)
+    return grid(HEADS, [r.cells() for r in comparison.runs], 6, keys, stack=True) + fold("Folders", paths)
 
 
 def _recipe_section(comparison: Comparison) -> str:
@@ -729,7 +734,9 @@ def _recipe_section(comparison: Comparison) -> str:
     head = ("key", *(r.name for r in comparison.runs))
     rest = len(comparison.keys) - _KEYS
     more = soft(f"{rest} more keys differ.") if rest > 0 else ""
-    return grid(head, [(key, *values) for key, values in comparison.keys[:_KEYS]]) + more
+    rows = [(key, *values) for key, values in comparison.keys[:_KEYS]]
+    later = fold(f"{len(rows) - _OPEN} more keys", grid(head, rows[_OPEN:])) if rows[_OPEN:] else ""
+    return grid(head, rows[:_OPEN]) + later + more
 
 
 def write_comparison(comparison: Comparison | Sequence[Path], out: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from tailorvit.errors import TailorError, unknown
-from tailorvit.report.charts import COLOURS, WIDTH, Figure
+from tailorvit.report.charts import WIDTH, Figure
 from tailorvit.report.markup import CHART_STYLE, STYLE, tidy
 from tailorvit.runs.atomic import dumps, write_bytes, write_json, write_text
 
@@ -125,10 +125,10 @@ def figure_style() -> str:
     """The style sheet of a figure file: the rules of charts in the page's light colours.
 
     The PNG library knows no CSS variables, so they are replaced. A mark's own colour, ``var(--c)``, comes from its
-    class c0 to c5 or front: such a rule is written once per colour.
+    class c0 to c7 or front: such a rule is written once per colour.
     """
     light = dict(re.findall(r"--(\w+):(#\w+)", STYLE[: STYLE.index("}")])) | {"paper": "#ffffff"}
-    colours = {**{f"c{i}": light[f"c{i}"] for i in range(COLOURS)}, "front": light["ink"]}
+    colours = {**{k: v for k, v in light.items() if re.fullmatch(r"c\d", k)}, "front": light["ink"]}
     found = [f"svg{{font:11px {_FONT};color:{light['ink']}}}"]
     for selector, body in re.findall(r"([^{}/*]+)\{([^}]*)\}", CHART_STYLE.rpartition("*/")[2]):
         literal = re.sub(r"var\(--(\w\w+)\)", lambda name: light[name[1]], body)

@@ -31,6 +31,7 @@ _KINDS = {
     "baseline": "baseline",
     "peer": "peer",
     "analysis": "analysis of the network",
+    "contest": "contest",
 }
 
 
@@ -100,25 +101,35 @@ def data_block(key: str, data: Any) -> str:
 
 
 def grid(
-    head: Sequence[str], body: Sequence[Sequence[Any]], numbers: int = 0, keys: Sequence[Sequence[Any]] | None = None
+    head: Sequence[str],
+    body: Sequence[Sequence[Any]],
+    numbers: int = 0,
+    keys: Sequence[Sequence[Any]] | None = None,
+    stack: bool = False,
 ) -> str:
-    """A table; its last ``numbers`` columns (negative: its first) are aligned right. The script sorts by ``keys``."""
+    """A table; its last ``numbers`` columns (negative: its first) are aligned right. The script sorts by ``keys``.
+
+    On a phone a table scrolls sideways; with ``stack`` each of its rows becomes a short list instead.
+    """
     right = range(len(head))[-numbers:] if numbers > 0 else range(-numbers)
 
     def row(values: Sequence[Any], tag: str, by: Sequence[Any] | None = None) -> str:
         parts = []
         for i, value in enumerate(values):
-            kind = ""
-            if i in right:
-                kind = ' class="n w"' if isinstance(value, str) and " (" in value else ' class="n"'
+            kinds = ["n"] * (i in right)
+            kinds += ["w"] * (i in right and isinstance(value, str) and " (" in value)
+            kinds += ["none"] * (stack and value is None)
+            kind = f' class="{" ".join(kinds)}"' if kinds else ""
             order = f' data-v="{cell(by[i], NAME)}"' if by is not None and by[i] is not None else ""
-            parts.append(f"<{tag}{kind}{order}>{cell(value)}</{tag}>")
+            name = f' data-name="{cell(head[i], NAME)}"' if stack and tag == "td" else ""
+            parts.append(f"<{tag}{kind}{order}{name}>{cell(value)}</{tag}>")
         return "".join(parts)
 
     lines = "".join(
         f"<tr>{row(values, 'td', keys[i] if keys is not None else None)}</tr>\n" for i, values in enumerate(body)
     )
-    style = ' class="sortable"' if keys is not None else ""
+    both = " ".join(["sortable"] * (keys is not None) + ["stack"] * stack)
+    style = f' class="{both}"' if both else ""
     return (
         f'<div class="wide"><table{style}><thead><tr>{row(head, "th")}</tr></thead>\n'
         f"<tbody>{lines}</tbody></table></div>"
@@ -171,6 +182,8 @@ def metric_name(metric: str) -> str:
 def stage_name(stage: str) -> str:
     """A stage of a run in words: ``random sample of space 1`` for ``edf-1``."""
     kind, _, rest = stage.partition("-")
+    if kind == "contest" and (found := re.fullmatch(r"(\d{1,6})-(\d{1,6})", rest)):
+        return f"contest, round {int(found[1]) + 1}, network {int(found[2]) + 1}"
     return f"{_KINDS[kind]} {rest}".rstrip() if kind in _KINDS else stage
 
 

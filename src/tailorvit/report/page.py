@@ -5,30 +5,34 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tailorvit.report import checks, network, reproduce, result, search, space, training
+from tailorvit.report import checks, contest, network, reproduce, result, search, space, training
 from tailorvit.report.charts import Figure
+from tailorvit.report.lead import lead
 from tailorvit.report.markup import STYLE, cell, soft, tidy
 from tailorvit.report.reading import Facts
 
 
 class Section(NamedTuple):
-    """One section: its anchor, its short and full title, its markup and its figures."""
+    """One section: its anchor, its short and full title, its markup, its figures, and whether a run has it."""
 
     key: str
     name: str
     title: str
     render: Callable[[Facts], str]
     figures: Callable[[Facts], list[Figure]]
+    there: Callable[[Facts], bool] = lambda facts: True
 
 
 SECTIONS = (
     Section("result", "Result", "Goal and result", result.section, result.figures),
-    Section("space", "Space", "The search space", space.section, space.figures),
-    Section("search", "Search", "The search", search.section, search.figures),
+    Section("contest", "Contest", "The contest", contest.section, contest.figures, contest.there),
+    Section("space", "Space", "The search space", space.section, space.figures, space.there),
+    Section("search", "Search", "The search", search.section, search.figures, search.there),
     Section("network", "Network", "The network", network.section, network.figures),
     Section("training", "Training", "Training and test", training.section, training.figures),
     Section("checks", "Checks", "Checks of this run", checks.section, checks.figures),
@@ -88,24 +92,31 @@ def render(facts: Facts) -> str:
 
 def page_parts(facts: Facts) -> tuple[str, str]:
     """Title and body of the report."""
-    links = "".join(f'<a href="#{s.key}">{n}&nbsp;{s.name}</a>' for n, s in enumerate(SECTIONS, 1))
-    button = '<button class="tool" type="button" data-act="theme">Light/dark</button>'
+    shown = [s for s in SECTIONS if s.there(facts)]
     sections = "".join(
         f'<section id="{s.key}"><h2>{n}. {cell(s.title)}</h2>\n{_rendered(s, facts)}\n</section>\n'
-        for n, s in enumerate(SECTIONS, 1)
+        for n, s in enumerate(shown, 1)
     )
     style, words = _BADGES[facts.status]
-    started = cell(facts.info["started"], 40) if "started" in facts.info else ""
+    started = _moment(facts.info["started"]) if "started" in facts.info else ""
     since = f'<p class="soft">TailorViT run, started {started}</p>\n' if started else ""
-    top = f'<h1>{cell(facts.folder, 120)} <span class="badge {style}">{words}</span></h1>\n{since}{_missing(facts)}'
-    body = f'<nav aria-label="Contents">{links}{button}</nav>\n<main>\n{top}{sections}</main>'
+    name = f'<h1>{cell(facts.folder, 120)} <span class="badge {style}">{words}</span></h1>\n'
+    top = f"{name}{_rendered_lead(facts)}{since}{_missing(facts)}"
+    body = f"{navigation([(s.key, s.name) for s in shown])}<main>\n{top}{sections}</main>"
     return f"{facts.folder[:120]} – TailorViT", body
+
+
+def navigation(sections: Sequence[tuple[str, str]]) -> str:
+    """Links to the sections (anchor, name), numbered as they are, and the button for light and dark."""
+    links = "".join(f'<a href="#{key}">{n}&nbsp;{cell(name)}</a>' for n, (key, name) in enumerate(sections, 1))
+    button = '<button class="tool" type="button" data-act="theme">Light/dark</button>'
+    return f'<nav aria-label="Contents">{links}{button}</nav>\n'
 
 
 def figures(facts: Facts) -> list[Figure]:
     """All figures of all sections, in the order of the page."""
     found: list[Figure] = []
-    for section in SECTIONS:
+    for section in filter(lambda s: s.there(facts), SECTIONS):
         try:
             found += section.figures(facts)
         except _DAMAGE:
@@ -118,6 +129,22 @@ def _rendered(section: Section, facts: Facts) -> str:
         return section.render(facts)
     except _DAMAGE as error:
         return soft(f"The data of this section is damaged and cannot be shown ({type(error).__name__}: {error}).")
+
+
+def _rendered_lead(facts: Facts) -> str:
+    try:
+        return lead(facts)
+    except _DAMAGE:
+        return ""  # the section of the result names the damage
+
+
+def _moment(value: Any) -> str:
+    """A moment without its seconds: ``2026-11-18 02:26 UTC``."""
+    try:
+        when = datetime.fromisoformat(str(value)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return cell(value, 40)
+    return f"{when:%Y-%m-%d %H:%M} UTC"
 
 
 def _missing(facts: Facts) -> str:

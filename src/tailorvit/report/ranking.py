@@ -25,7 +25,7 @@ def ranking_figure(ranking: Ranking, target: str | None = None) -> Figure:
             high = band.value if band.high is None else band.high
             words = f"{entry.score}: {band.value:.2f}, between {low:.2f} and {high:.2f}"
             mark = Mark(band.value, colours.get(entry.verdict, "c1"), words, (low, high))
-            drawn.append((entry.score[:14], [mark]))
+            drawn.append((entry.score, [mark]))
     pairs = ranking.of(key)[0].agreement.pairs
     caption = (
         f"Kendall's tau-b against {key} among {pairs:,} pairs of {ranking.rows:,} architectures whose parameters "

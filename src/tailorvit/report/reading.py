@@ -41,13 +41,14 @@ from tailorvit.runs import Run
 from tailorvit.runs.database import Database
 
 T = TypeVar("T")
+CONTEST = "contest"  # kind of the stages contest-ROUND-ENTRY
 DATABASE, WAL, JOURNAL = "run.db", "run.db-wal", "run.db-journal"
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _LARGEST = 10**100  # a number beyond this is damage, and the range of an axis would overflow
 _PICTURE = re.compile(r"data:image/(?:png|jpeg);base64,[A-Za-z0-9+/=]+")
 _PICTURE_LENGTH = 200_000  # characters; the analysis keeps pictures of at most 128 pixels, about 10 kB
 _SIDE = 1024  # rows or columns of a patch grid; a damaged file must not ask for gigabytes
-_CLASSES, _LAYERS = 100_000, 512
+_CLASSES, _LAYERS, _ENTRIES = 100_000, 512, 500
 _NAME = 200  # characters of a class name; a thousand endless names would make an endless page
 _JUDGED_BY_ACCURACY = ("supernet", "training", "tuned")  # evaluators of a moving space; all others are scores
 
@@ -113,6 +114,12 @@ def _objects(value: Any) -> list[Any]:
     return [row for row in listed(value) if row and isinstance(row, Mapping | BaseModel)]
 
 
+def _label(value: Any) -> str:
+    """A short name; a number may be one."""
+    found = number(value)
+    return trim(value, _NAME) if isinstance(value, str) else "" if found is None else f"{found:g}"
+
+
 Number = Annotated[float | None, BeforeValidator(number)]
 Whole = Annotated[int | None, BeforeValidator(whole)]
 Amount = Annotated[float | None, BeforeValidator(_between(0, 1e18))]
@@ -123,6 +130,8 @@ Picture = Annotated[str | None, BeforeValidator(checked_picture)]
 Flag = Annotated[bool, BeforeValidator(lambda value: value is True)]
 Text = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else "")]
 Name = Annotated[str, BeforeValidator(lambda value: trim(str(value or "no name"), 2 * _NAME))]
+Label = Annotated[str, BeforeValidator(_label)]
+Index = Annotated[int | None, BeforeValidator(_between(0, 1000, whole))]
 Table = Annotated[Mapping[str, Any], BeforeValidator(table)]
 Column = Annotated[Mapping[str, Any], BeforeValidator(_json_table)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(numbers)]
@@ -264,6 +273,75 @@ class Start(_Part):
     test_accuracy: Number = None
 
 
+class Leg(_Part):
+    """One rung of one entry of the contest."""
+
+    rung: Index = None
+    epochs: Amount = None
+    total_epochs: Amount = None
+    accuracy: Number = None  # on the search images, in percent
+    images: Positive = None
+    seconds: Amount = None
+    kept: Flag = False
+
+
+class Entry(_Part):
+    """A network that took part in the contest."""
+
+    id: Whole = None
+    family: Label = ""
+    stem: Label = ""
+    shape: Label = ""
+    arch: Table = {}
+    augment: Label = ""
+    lr: Number = None
+    params: Amount = None
+    macs: Amount = None
+    rungs: Annotated[tuple[Leg, ...], BeforeValidator(_objects)] = ()
+    won: Flag = False
+
+    def leg(self, rung: int) -> Leg | None:
+        """How it went at one rung; None where the entry was not there."""
+        return next((leg for leg in self.rungs if leg.rung == rung and leg.accuracy is not None), None)
+
+
+class Rung(_Part):
+    """One rung of the contest: what was asked, and how many went on."""
+
+    rung: Index = None
+    asks: Text = ""
+    epochs: Amount = None
+    entries: Whole = None
+    kept: Whole = None
+
+
+class Worth(_Part):
+    """What one choice was worth: the best against the worst, all else equal, in points of accuracy."""
+
+    what: Text = ""
+    best: Label = ""
+    worst: Label = ""
+    points: Number = None
+    low: Number = None
+    high: Number = None
+
+
+class Contest(_Part):
+    """The contest before the search: networks of several families, of which the best trained on."""
+
+    entries: Annotated[tuple[Entry, ...], BeforeValidator(lambda value: _objects(value)[:_ENTRIES])] = ()
+    rungs: Annotated[tuple[Rung, ...], BeforeValidator(_objects)] = ()
+    worth: Annotated[tuple[Worth, ...], BeforeValidator(_objects)] = ()
+    winner: Whole = None
+    why: Text = ""
+
+    @property
+    def champion(self) -> Entry | None:
+        """The entry that won."""
+        named = (e for e in self.entries if self.winner is not None and e.id == self.winner)
+        return next(named, next((e for e in self.entries if e.won), None))
+
+
 class Result(Network):
     """result.json."""
 
@@ -289,6 +367,7 @@ class Result(Network):
     seek: Annotated[SeekFacts, BeforeValidator(table)] = SeekFacts()
     trunk: Annotated[Trunk, BeforeValidator(table)] = Trunk()
     start: Annotated[Start, BeforeValidator(table)] = Start()
+    contest: Annotated[Contest, BeforeValidator(table)] = Contest()
 
     @property
     def by_hand(self) -> bool:
@@ -673,6 +752,7 @@ class Facts:
     epochs: tuple[Epoch, ...] = ()
     events: tuple[Event, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)  # the recipe, parsed
+    place: str = ""  # the folder as a command on this machine takes it
 
     @property
     def method(self) -> str:
@@ -684,6 +764,11 @@ class Facts:
     def searched(self) -> bool:
         """Whether there was a search, not one network given by the user."""
         return self.method not in ("fixed", "finetune")
+
+    @property
+    def contest_only(self) -> bool:
+        """Whether the contest alone chose the network: no space was searched after it."""
+        return self.method == "contest" and not self.spaces
 
     @property
     def data(self) -> DataFacts:
@@ -822,7 +907,14 @@ def collect(folder: Path) -> Facts:
         except TailorError as error:
             raise TailorError(str(error).replace(str(copy), str(folder))) from error
     missing = tuple(s.replace(str(copy), str(folder)) for s in facts.missing)
-    return replace(facts, folder=folder.resolve().name, missing=missing)
+    return replace(facts, folder=folder.resolve().name, missing=missing, place=_place(folder))
+
+
+def _place(folder: Path) -> str:
+    """The path as it was given, or from here where it lies under this folder."""
+    with contextlib.suppress(OSError, ValueError):  # no current folder, or one elsewhere
+        return str(folder.relative_to(Path.cwd()) if folder.is_absolute() else folder)
+    return str(folder)
 
 
 def _collect(folder: Path) -> Facts:

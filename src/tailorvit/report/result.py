@@ -23,11 +23,12 @@ from tailorvit.report.markup import (
     size,
     stage_name,
 )
-from tailorvit.report.reading import Facts, Network, whole
+from tailorvit.report.reading import CONTEST, Facts, Network, whole
 from tailorvit.stats import wilson
 
 Interval = tuple[float, float]
 TIMES = {  # kind of stage: colour and name
+    "contest": ("c6", "the contest"),
     "supernet": ("c0", "training supernets"),
     "slopes": ("c1", "estimating slopes"),
     "et": ("c1", "measuring errors per choice"),
@@ -35,7 +36,7 @@ TIMES = {  # kind of stage: colour and name
     "score": ("c2", "scoring without training"),
     "final": ("c3", "training the network found"),
     "baseline": ("c4", "training the baseline"),
-    "peer": ("c5", "training peers"),
+    "peer": ("c7", "training peers"),
     "other": ("c5", "other work"),
 }
 
@@ -86,7 +87,8 @@ def section(facts: Facts) -> str:
         ("Accuracy on the search split, after final training", *(percent(n.final_search_accuracy) for n in shown)),
         ("Accuracy on the test images", *(percent(n.test_accuracy) for n in shown)),
     ]
-    numbers = grid(("", *(title for _, _, title in compared)), [row for row in lines if any(row[1:])], len(shown))
+    titles = ("", *(title for _, _, title in compared))
+    numbers = grid(titles, [row for row in lines if any(row[1:])], len(shown), stack=len(shown) > 2)
     numbers += _pairs(facts)
     side = pair(drawn.get("result-limits", ""), drawn.get("result-accuracy", ""))
     return f"{_story(facts)}{heads}{side}{numbers}{times}"
@@ -138,14 +140,14 @@ def _so_far(facts: Facts) -> str:
     if merits:
         by_score = all(t.accuracy is None for t in facts.trials)
         best = f"a score of {max(merits):.4g}" if by_score else f"{percent(max(merits))}"
-        words.append(f"The best of {len(facts.trials):,} trials so far reached {best}.")
+        words.append(f"The best of {counted(len(facts.trials), 'trial')} so far reached {best}.")
     if facts.status == "failed":
         last = next(e.text for e in reversed(facts.events) if e.kind == "failed")
         words.append(f"The run failed: {clean(last, 500).rstrip('.')}.")
     elif facts.status == "interrupted":
         words.append("The run was interrupted.")
     if facts.status in ("failed", "interrupted"):
-        words.append(f"To continue: {shlex.join(['tailorvit', 'resume', clean(facts.folder)])}")
+        words.append(f"To continue: {shlex.join(['tailorvit', 'resume', clean(facts.place or facts.folder, 1000)])}")
     return " ".join(words)
 
 
@@ -248,6 +250,13 @@ def _method(facts: Facts) -> str:
     scored = sum(t.accuracy is None and (bool(t.proxy) or t.score is not None) for t in facts.trials)
     proxy = next((clean(t.proxy, 40) for t in facts.trials if t.proxy), "")
     alone = sum(t.stage.startswith(("slopes-", "et-")) for t in facts.trials) if result.seek.epochs else 0
+    raced = sum(t.stage.partition("-")[0] == CONTEST for t in facts.trials)
+    trials -= raced
+    entries = len(result.contest.entries)
+    before = f"{counted(entries, 'network')} competed; then " if entries else ""
+    if facts.contest_only:
+        then = " The winner was then trained from scratch." if result.final != "inherit" else ""
+        return f"{counted(entries, 'network')} competed.{then}{time}{'.' if time else ''}"
     steps = [
         (f"visited {counted(len(facts.spaces), 'space')}", len(facts.spaces)),
         (f"scored {scored:,} architectures without training" + (f" ({proxy})" if proxy else ""), scored),
@@ -263,7 +272,7 @@ def _method(facts: Facts) -> str:
     search = facts.search_seconds
     time += f", the search {duration(search)} of it." if time and search else "." if time else ""
     together = ", ".join(done[:-1]) + f" and {done[-1]}" if len(done) > 1 else done[0]
-    return f"the search ({clean(facts.method or 'method not recorded', 40)}) {together}.{last}{time}"
+    return f"{before}the search ({clean(facts.method or 'method not recorded', 40)}) {together}.{last}{time}"
 
 
 def _started(facts: Facts) -> str:
@@ -317,7 +326,7 @@ def _accuracy(facts: Facts) -> Figure | None:
     for name, v, low, high, _ in rows:
         words = f"{name}: {v:.2f} %, between {low:.2f} and {high:.2f} %"
         mark = charts.Mark(v, styles.get(name, "c5"), words, (low, high))
-        dots.append((charts.trim(name, 14), [mark]))
+        dots.append((name, [mark]))
     svg = charts.dot_rows(dots, title, "accuracy, %")
     caption = f"Dots: accuracy on {images:,} test images. Whiskers: its 95 % interval (Wilson)."
     return Figure("result-accuracy", title, caption, ("network", "accuracy", "low", "high", "images"), rows, svg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from statistics import median
 from typing import Any
@@ -21,12 +22,25 @@ from tailorvit.report.markup import (
     soft,
     stage_name,
 )
-from tailorvit.report.reading import Facts, Network, Trial
+from tailorvit.report.reading import CONTEST, Facts, Network, Trial
 
 _BEST = 10
 _FRONT = 200  # dots of the front with hints; the line is always whole
 _CANDIDATES = 40  # candidates drawn; the numbers hold all
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def there(facts: Facts) -> bool:
+    """Whether there was a search after the contest, or more than one network was trained in the end."""
+    searched = any(t.stage.partition("-")[0] != CONTEST for t in facts.trials)
+    return searched or not facts.contest_only or not facts.finished or len(facts.result.candidates) > 1
+
+
+def _without_contest(facts: Facts) -> Facts:
+    """The trials of a contest have a section of their own as soon as it is over."""
+    if not facts.result.contest.entries:
+        return facts
+    return replace(facts, trials=tuple(t for t in facts.trials if t.stage.partition("-")[0] != CONTEST))
 
 
 def main_stage(facts: Facts) -> str | None:
@@ -40,10 +54,12 @@ def main_stage(facts: Facts) -> str | None:
 
 def section(facts: Facts) -> str:
     """The trials as a figure and the best of them as a table."""
+    facts = _without_contest(facts)
     stage = main_stage(facts)
     drawn = {f.key: f.html() for f in figures(facts)}
     if stage is None:
         words = "No trial has been recorded." if facts.searched else "One network was given, so nothing was searched."
+        words = "The contest chose the network; nothing was searched after it." if facts.contest_only else words
         return soft(words) + drawn.get("candidates", "")
     every = [t for t in facts.trials if t.stage == stage]
     text = drawn.get("search-trials", "")
@@ -56,6 +72,7 @@ def section(facts: Facts) -> str:
 
 def figures(facts: Facts) -> list[Figure]:
     """The figures of this section."""
+    facts = _without_contest(facts)
     stage = main_stage(facts)
     every = [t for t in facts.trials if t.stage == stage]
     trials = _trials(facts, stage, every) if stage is not None else None
@@ -296,4 +313,4 @@ def _best_table(ranked: Sequence[Trial], known: Sequence[str]) -> str:
         words = clean(arch_in_words(t.arch), 400)
         body.append((shown, *(size(t.cost(c), c) for c in known), t.generation, clean(t.source), words))
         keys.append((t.merit, *(t.cost(c) for c in known), t.generation, clean(t.source, 30), words[:60]))
-    return grid(head, body, -(len(head) - 2), keys)
+    return grid(head, body, -(len(head) - 2), keys, stack=True)

@@ -35,7 +35,13 @@ _BEST_MOVES, _FOLDED_MOVES = 5, 200  # moves in the table, and in its fold; the 
 _PANELS = 16  # dimensions without stages that are drawn
 _ROWS, _STAGES, _FITS = 12, 8, 48  # of the drawings of staged spaces; the numbers hold all
 _SURVEY_PANELS, _SURVEY_HEIGHT = 24, 132.0
+_AGREEMENT = "agreement with the slopes"
 _TOP = 50  # S3 rates a space by the mean error of all and of the best 50 sub-networks
+
+
+def there(facts: Facts) -> bool:
+    """Whether there may be a space; a contest alone needs none."""
+    return not facts.contest_only
 
 
 def section(facts: Facts) -> str:
@@ -48,14 +54,15 @@ def section(facts: Facts) -> str:
     decided = {d.t: d for d in facts.decisions}
     if any(d.legal for d in facts.decisions):
         text += soft(
-            "A slope is the estimated gain when one dimension moves by one step. The cosine says how well a move agrees"
-            " with all slopes together: 1 is the same direction, 0 unrelated, -1 the opposite."
+            "A slope is the estimated gain when one dimension moves by one step. Agreement says how well a move follows"
+            " all slopes together (it is the cosine between the two): 1 is the same direction, 0 unrelated, -1 the"
+            " opposite."
         )
     for t in sorted({s.t for s in facts.slopes} | set(decided)):
         text += f"<h3>Step {t}</h3>"
         if t in decided:
             plain = "The search of the space stopped." if decided[t].stop else f"Moved: {decided[t].gamma}."
-            text += paragraph(decided[t].sentence or plain)
+            text += paragraph(_plain_words(decided[t].sentence) or plain)
         text += drawn.get(f"fits-{t}", "") + pair(drawn.get(f"slopes-{t}", ""), drawn.get(f"moves-{t}", ""))
         if t in decided and decided[t].legal:
             text += _moves_table(decided[t])
@@ -69,6 +76,13 @@ def figures(facts: Facts) -> list[Figure]:
         here = [s for s in facts.slopes if s.t == t]
         found += [_slopes(t, here, facts.scale), _fits(t, here, facts.scale)]
     return figures_of(*found, *(_moves(d) for d in facts.decisions), _errors(facts))
+
+
+def _plain_words(sentence: str) -> str:
+    """A decision as the run wrote it, in the words of this page."""
+    named = re.sub(r"\bhas cosine (\S+) with the slopes", r"has agreement \1 with the slopes", sentence)
+    named = re.sub(r"\bcosine (?=[-+]?\d)", "agreement ", named)
+    return named.replace(" has params ", " has parameters ")
 
 
 def _spaces(facts: Facts, drawn: Mapping[str, str]) -> str:
@@ -263,16 +277,16 @@ def _slopes(t: int, here: Sequence[Slope], scale: str) -> Figure | None:
 
 
 def _moves(decision: Decision) -> Figure | None:
-    """Cosine against size of every possible move; the one taken has a ring."""
+    """Agreement with the slopes against size of every possible move; the one taken has a ring."""
     known = [(m, (m.size, m.cosine)) for m in decision.legal if m.size is not None and m.cosine is not None]
     places = [(a, b) for _, (a, b) in known if a is not None and b is not None]
     if not places:
         return None
-    words = [f"{clean(m.gamma)}: cosine {m.cosine:+.3f}, size {size(m.size)}" for m, _ in known]
+    words = [f"{clean(m.gamma)}: agreement {m.cosine:+.3f}, size {size(m.size)}" for m, _ in known]
     order = sorted(range(len(places)), key=lambda i: -places[i][1])
     taken = next((i for i, (m, _) in enumerate(known) if m.gamma == decision.gamma and not decision.stop), None)
     title = f"Possible moves at step {decision.t}"
-    axes = Axes((x for x, _ in places), [0.0, *(y for _, y in places)], "size after the move", "cosine")
+    axes = Axes((x for x, _ in places), [0.0, *(y for _, y in places)], "size after the move", _AGREEMENT)
     axes.rule(0.0, "", "c5")
     axes.cloud(places, "c0")
     for i in order[:_BEST_MOVES]:
@@ -284,7 +298,7 @@ def _moves(decision: Decision) -> Figure | None:
         f"moves-{decision.t}",
         title,
         f"Each dot is a neighbouring space within the limits; a higher one agrees better with the slopes.{ring}",
-        ("step", "move", "size", "cosine", "predicted gain", "taken"),
+        ("step", "move", "size", _AGREEMENT, "predicted gain", "taken"),
         [(decision.t, m.gamma, m.size, m.cosine, m.gain, m.gamma == decision.gamma) for m in decision.legal],
         axes.svg(title),
     )
@@ -292,7 +306,7 @@ def _moves(decision: Decision) -> Figure | None:
 
 def _moves_table(decision: Decision) -> str:
     best = sorted(decision.legal, key=lambda m: -2.0 if m.cosine is None else m.cosine, reverse=True)
-    head = ("move", "size after", "cosine", "predicted gain")
+    head = ("move", "size after", "agreement", "predicted gain")
     body = [(m.gamma, size(m.size), points(m.cosine, "+.3f"), points(m.gain, "+.3f")) for m in best]
     text = f"<h4>The best of {counted(len(body), 'possible move')}</h4>{grid(head, body[:_BEST_MOVES], 3)}"
     rest = body[_BEST_MOVES:_FOLDED_MOVES]

@@ -22,7 +22,7 @@ from tailorvit.report.charts import (
     whisker,
 )
 from tailorvit.report.markup import fold, pair, percent, soft, stage_name
-from tailorvit.report.reading import Analysis, Epoch, Facts, Tested
+from tailorvit.report.reading import CONTEST, Analysis, Epoch, Facts, Tested
 from tailorvit.stats import wilson
 
 _FULL, _COARSE = 30, 120  # classes: up to here every cell with its count, up to there one pixel per cell
@@ -39,7 +39,8 @@ ClassRow = tuple[str, int, int, float, float]  # name, images, correct, ends of 
 def figures(facts: Facts) -> list[Figure]:
     """The figures of this section."""
     tested = facts.analysis.test
-    return [*_curves(facts.epochs), *(_test(facts.analysis, tested) if tested is not None else [])]
+    after = [e for e in facts.epochs if e.stage.partition("-")[0] != CONTEST]  # the contest has its own figure
+    return [*_curves(after or facts.epochs), *(_test(facts.analysis, tested) if tested is not None else [])]
 
 
 def section(facts: Facts) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tailorvit.errors import TailorError
-from tailorvit.report.markup import cell
+from tailorvit.report.markup import cell, stage_name
 from tailorvit.report.page import page_parts, policy, script, shell
 from tailorvit.report.reading import Facts, collect, folder_state
 
@@ -90,7 +90,7 @@ def summary(facts: Facts) -> dict[str, Any]:
             ("images per second", last.images_per_second, ".0f"),
         )
         known = [f"{name} {value:{form}}" for name, value, form in numbers if value is not None]
-        line = ", ".join([f"{last.stage} epoch {last.epoch}", *known])
+        line = ", ".join([f"{stage_name(last.stage)}, epoch {last.epoch}", *known])
     return {"status": facts.status, "best": best, "trials": len(facts.trials), "epoch": line}
 
 
