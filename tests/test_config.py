@@ -191,7 +191,7 @@ def test_the_tiny_form_of_every_recipe_configures(name, own_data):
     assert config.method == whole.method and config.train.rule == whole.train.rule
     assert config.search.get("name", "evolution") == whole.search.get("name", "evolution")
     assert config.train.epochs <= 2 and config.final.train.epochs <= 2 and config.s4.iterations <= 2
-    assert config.device == "cpu" and config.data.limit == 400
+    assert config.device == "cpu" and config.data.limit == (100 if whole.method == "contest" else 400)
     assert (config.data.source == "digits") or own_data
     assert configure(parse_recipe(to_toml(config), name)) == config
 

@@ -17,7 +17,7 @@ from tailorvit.api import Result
 from tailorvit.methods.session import Session
 from tailorvit.runs import Run
 
-QUICK = ["s4.iterations=0", "train.epochs=1", "final.train.epochs=1"]
+QUICK = ["method=s4", "family=vit", "s4.iterations=0", "train.epochs=1", "final.train.epochs=1"]
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_data_that_changed_since(call, photos, tmp_path):
     shutil.copytree(photos, root)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        tailorvit.run(data=str(root), out=run, tiny=True, image_size=16, progress="quiet")
+        tailorvit.run(data=str(root), out=run, tiny=True, image_size=16, settings=QUICK, progress="quiet")
     shutil.copy(root / "cat" / "00.png", root / "dog" / "new.png")
     refused(call("resume", run), "data changed")
 
@@ -224,7 +224,8 @@ def test_a_run_goes_on_from_another_folder(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(Session, "supernet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert call("run", "--tiny", "--quiet", "--data", "few.npz", "--out", "run")[0] == 130
+        chosen = ("--method", "s4", "--set", "family=vit")
+        assert call("run", "--tiny", "--quiet", "--data", "few.npz", "--out", "run", *chosen)[0] == 130
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     code, out, err = call("resume", "../run", "--quiet")

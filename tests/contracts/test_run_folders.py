@@ -24,6 +24,7 @@ from tailorvit.runs import Run, checkpoint
 QUICK = ["train.epochs=1", "final.train.epochs=1", "s4.iterations=1", "s4.pairs=2"]
 MINE = 'method = "s4"\n[limits]\nmax_params = "20k"\n[train]\nlr = 2e-3\n'
 RECIPES = {
+    "contest": ["method=contest", "data.limit=60"],
     "s4": [],
     "s3": ["method=s3"],
     "autoformer": ["method=autoformer"],
@@ -33,7 +34,7 @@ RECIPES = {
     "tf-tas": ["method=tf-tas", "proxy.candidates=6"],
     "finetune": [],  # starts from a finished network
 }
-UNSEARCHED = ("fixed", "finetune", "tf-tas")  # of one network, or by scores of untrained ones
+UNSEARCHED = ("contest", "fixed", "finetune", "tf-tas")  # of one network, or by scores of untrained ones
 
 
 def go(folder, *sets, **options):
@@ -77,9 +78,9 @@ def test_the_test_split_is_opened_last(name, done, tmp_path, monkeypatch):
         monkeypatch.setattr(owner, method, watched)
     fit, search = Session.fit, Session.search
 
-    def fitted(self, model, rule, settings, stage, evaluate=None):
+    def fitted(self, model, rule, settings, stage, *args, **rest):
         seen.append(f"fit {stage}")
-        return fit(self, model, rule, settings, stage, evaluate)
+        return fit(self, model, rule, settings, stage, *args, **rest)
 
     def searched(self, *args, **rest):
         trials = search(self, *args, **rest)
@@ -94,7 +95,9 @@ def test_the_test_split_is_opened_last(name, done, tmp_path, monkeypatch):
         result = go(tmp_path / "run", *RECIPES[name])
     opened = seen.index("test")
     assert seen[opened:] == ["test"] * len(seen[opened:]), "nothing is trained or scored after the seal is broken"
-    assert {"fit final", "search"} <= set(seen[:opened]) and (name == "finetune" or "fit baseline" in seen[:opened])
+    assert {"fit final", "search"} <= set(seen[:opened]) and (
+        name in ("finetune", "contest") or "fit baseline" in seen[:opened]
+    )
     assert name in UNSEARCHED or "searched" in seen[:opened]
     assert 0 <= result["test_accuracy"] <= 100
 

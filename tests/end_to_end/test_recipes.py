@@ -118,7 +118,7 @@ def test_a_folder_of_pictures_from_start_to_prediction(squares, tmp_path, monkey
     folder = tmp_path / "run"
 
     def stop(self, step, total, facts):
-        if self.stage == "final" and step == 2:
+        if self.stage.startswith("final") and step == 2:
             raise KeyboardInterrupt
 
     def go(out):
@@ -137,6 +137,9 @@ def test_a_folder_of_pictures_from_start_to_prediction(squares, tmp_path, monkey
 
     go(tmp_path / "whole")
     other = check(tmp_path / "whole")
+    for found in (facts, other):
+        for leg in (leg for entry in found["contest"]["entries"] for leg in entry["rungs"]):
+            leg.pop("seconds")
     assert {**facts, "seconds": 0} == {**other, "seconds": 0}
     weights = [(f / "network" / "network.safetensors").read_bytes() for f in (folder, tmp_path / "whole")]
     assert weights[0] == weights[1]
