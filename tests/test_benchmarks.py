@@ -31,6 +31,7 @@ import ranking
 import slopes
 import takeaway
 import tiles
+import win
 from common import fill, shown
 
 from tailorvit import Counter, named_space
@@ -48,6 +49,7 @@ PAGES = {
     "slopes": [slopes],
     "speed": [gpu, cpu, dss, tiles],
     "takeaway": [takeaway],
+    "win": [win],
 }
 
 

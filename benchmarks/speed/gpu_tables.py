@@ -16,7 +16,10 @@ from common import markdown, number, read
 
 RESULTS = Path(__file__).parent / "results"
 # The files of the page: later ones replace what they measured again.
-FILES = tuple(f"gpu-2026-11-{name}.jsonl" for name in ("15-c", "15-b", "15-d", "15-e", "16-g", "16-h", "16-i"))
+FILES = (
+    *(f"gpu-2026-11-{name}.jsonl" for name in ("15-c", "15-b", "15-d", "15-e", "16-g", "16-h", "16-i")),
+    "gpu-2026-11-18-families.jsonl",
+)
 MEMORY = "peak memory, training, batch 512, GiB"
 FIRST, LATER, PASSES = "files, first pass", "files, later passes", 10
 
