@@ -17,6 +17,15 @@ Mode = Literal["rich", "plain", "quiet"]
 class Progress:
     """Quiet: says nothing. The other modes override."""
 
+    ends_at: float | None = None  # when the whole run should end, by the monotonic clock; None where nobody knows
+
+    def left(self) -> str:
+        """How long the whole run still takes, in words; nothing where nobody knows."""
+        if self.ends_at is None:
+            return ""
+        seconds = max(0.0, self.ends_at - time.monotonic())
+        return f"  run: {seconds:.0f} s left" if seconds < 90 else f"  run: {seconds / 60:.0f} min left"
+
     def say(self, text: str) -> None:
         """One line of news."""
 
@@ -56,7 +65,7 @@ class PlainProgress(Progress):
         now = time.monotonic()
         if done == total or what != self._what or now - self._last > self.every:
             self._last, self._what = now, what
-            self.say(f"{what}: {done}/{total}  {_figures(facts)}")
+            self.say(f"{what}: {done}/{total}  {_figures(facts)}{self.left()}")
 
 
 class RichProgress(Progress):
@@ -90,7 +99,7 @@ class RichProgress(Progress):
             if self._task is not None:
                 self._bars.remove_task(self._task)
             self._what, self._task = what, self._bars.add_task(what, total=total, figures="")
-        self._bars.update(self._task, completed=done, total=total, figures=_figures(facts))
+        self._bars.update(self._task, completed=done, total=total, figures=_figures(facts) + self.left())
 
     def close(self) -> None:
         """Take the bar away."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.methods import contest as contests
 from tailorvit.methods import schedule
 from tailorvit.methods.contest import HAND, Contest, Entry, Standing, first_entries
+from tailorvit.progress import PlainProgress
 from tailorvit.runs import Run
 from tailorvit.train import TrainSettings
 
@@ -210,3 +212,12 @@ def test_another_method_goes_on_with_the_winner(tmp_path):
     result = tailorvit.run("autoformer-digits", tiny=True, settings=settings, out=tmp_path / "run", progress="quiet")
     winner = result["contest"]["entries"][result["contest"]["winner"]]
     assert result["method"] == "autoformer" and result["arch"]["family"] == winner["family"]
+
+
+def test_the_time_left_of_a_whole_run_is_shown(capsys):
+    shown = PlainProgress()
+    shown.step("training", 1, 2, {})
+    shown.ends_at = time.monotonic() + 600
+    shown.step("contest", 1, 2, {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert "left" not in first and second.endswith("run: 10 min left")

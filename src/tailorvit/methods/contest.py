@@ -8,6 +8,7 @@ killed contest goes on where it was.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -415,6 +416,7 @@ def after_contest(session: Session) -> tuple[Session, Standing, dict[str, Any]]:
         run.finish("contest-entries", [e.to_dict() for e in entries])
     seconds, plan = config.seconds(), None
     if seconds is not None:
+        session.progress.ends_at = time.monotonic() + seconds - sum(run.seconds().values())
         plan = run.result("plan")
         if plan is None:
             with session.timed("plan"):
