@@ -76,6 +76,8 @@ class Result(Mapping[str, Any]):
         """The run in a few lines: what was found, what it costs, the baseline beside it, where it lies."""
         start = self.get("start", {})
         genes = ", ".join(f"{k} {v}" for k, v in self["arch"].items() if k != "family")
+        if "contest" in self:
+            genes = f"{self['arch']['family']}: {genes}"
         size = f"{self['params']:,} parameters, {units.show(self['macs'])} MACs"
         by_hand = self.get("chosen") == "baseline"
         what = "Tuned" if start else "Delivered the hand-designed baseline:" if by_hand else "Found"

@@ -17,7 +17,7 @@ from tailorvit.arch import Arch
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
-from tailorvit.methods.choice import Contender, choose
+from tailorvit.methods.choice import WITH, Contender, choose
 from tailorvit.methods.first_space import baseline_arch
 from tailorvit.methods.peers import peer_facts, train_peers
 from tailorvit.methods.session import Session, Supernet
@@ -195,6 +195,8 @@ def _finish_best(
     finished = []
     for i, (trial, own) in enumerate(best):
         stage, name = (f"final-{i}", f"found {i + 1}") if len(best) > 1 else ("final", "found")
+        if others:
+            name = f"{WITH}{own.config.final.train.augment} augmentation"
         model = _final_network(own, trial.arch, supernet, stage, start)
         correct = hits(model, session.search_batches(), session.device)
         finished.append(Finished(name, trial.arch, trial, model, correct, own.config.final.train.augment))

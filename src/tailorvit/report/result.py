@@ -78,12 +78,13 @@ def section(facts: Facts) -> str:
         ]
     )
     shown = [n for n, _, _ in compared]
+    before = "in the contest" if facts.contest_only else "inherited weights"
     lines = [
         ("Parameters", *(size(n.params) for n in shown)),
         ("MACs (multiply-adds; papers call them FLOPs)", *(size(n.macs) for n in shown)),
         ("Parameters of the frozen trunk, not counted above", size(trunk.params), *[None] * (len(shown) - 1)),
         ("MACs of the frozen trunk, not counted above", size(trunk.macs), *[None] * (len(shown) - 1)),
-        ("Accuracy on the search split, inherited weights", *(percent(n.search_accuracy) for n in shown)),
+        (f"Accuracy on the search split, {before}", *(percent(n.search_accuracy) for n in shown)),
         ("Accuracy on the search split, after final training", *(percent(n.final_search_accuracy) for n in shown)),
         ("Accuracy on the test images", *(percent(n.test_accuracy) for n in shown)),
     ]
@@ -103,6 +104,8 @@ def networks(facts: Facts) -> list[tuple[Network, str, str]]:
     """What is compared: the network found, the baseline and the peers, each with a name and the head of its column."""
     result = facts.result
     rows: list[tuple[Network, str, str]] = [(result.found, "found", "found"), (result.baseline, "baseline", "baseline")]
+    if facts.contest_only and result.baseline.params is None:
+        del rows[1]  # the hand-designed network won
     if result.chosen and result.candidates[1:]:
         rows = [(n, k, f"{k} (delivered)" if k == result.chosen else k) for n, k, _ in rows]
     for peer in result.peers:

@@ -265,14 +265,16 @@ def _generations(every: Sequence[Trial]) -> Figure | None:
 
 
 def _label(candidate: Network, place: int) -> str | int:
-    return "baseline" if candidate.name == "baseline" else place
+    name, other = candidate.name, "found with "  # by another recipe: with light augmentation
+    return "baseline" if name == "baseline" else name.removeprefix(other) if name.startswith(other) else place
 
 
 def _candidates(facts: Facts) -> Figure | None:
     """The networks that were trained at the end: accuracy before and after, a row each."""
     found, how = facts.result.candidates, facts.result.final
     after = {"finetune": "fine-tuned", "retrain": "trained from scratch"}.get(how, "finished")
-    kinds = ("inherited weights", after, f"{after}, test images")
+    before = "in the contest" if facts.contest_only else "inherited weights"
+    kinds = (before, after, f"{after}, test images")
     values = [(c.search_accuracy, c.final_search_accuracy, c.test_accuracy) for c in found]
     if len(found) < 2:
         return None
