@@ -221,3 +221,16 @@ def test_the_time_left_of_a_whole_run_is_shown(capsys):
     shown.step("contest", 1, 2, {})
     first, second = capsys.readouterr().out.splitlines()
     assert "left" not in first and second.endswith("run: 10 min left")
+
+
+def test_another_shape_goes_through_the_rounds_it_missed(tmp_path, monkeypatch):
+    monkeypatch.setitem(contests.KEPT, "family", 5)  # whoever is ahead, families with other shapes go on
+    settings = {**SMALL, "data.limit": 60}
+    out = tmp_path / "run"
+    result = tailorvit.run("image-folder", tiny=True, max_params="150k", settings=settings, out=out, progress="quiet")
+    entries = result["contest"]["entries"]
+    others = [e for e in entries if e["shape"] != HAND and e["rungs"][0]["rung"] == 1]
+    usual = next(e for e in entries if len(e["rungs"]) > 1)
+    assert others and {e["rungs"][0]["total_epochs"] for e in others} == {usual["rungs"][1]["total_epochs"]}
+    with Run.open(out, lock=False) as run:
+        assert all(run.result(f"contest-0-{e['id']}") for e in others)

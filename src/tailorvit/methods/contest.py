@@ -232,9 +232,12 @@ class Contest:
         if len(numbers) < 2:
             return numbers
         number, epochs = len(self.rounds), max(1, round(SHARES[what] * self.epochs))
-        total = max(self.standings[n].epochs for n in numbers) + epochs
         for done, n in enumerate(numbers, 1):
-            self._train(n, number, total - self.standings[n].epochs)
+            if self.standings[n].weights is None:
+                # A newcomer goes through the rounds it missed: one long training would beat two short ones.
+                for missed in self.rounds:
+                    self._train(n, missed["rung"], missed["epochs"], missed=True)
+            self._train(n, number, epochs)
             self.session.progress.step(f"contest, {what}", done, len(numbers), {"accuracy": self.standings[n].accuracy})
         return self._end(number, what, epochs, numbers, _ranked(self.standings, numbers)[0])
 
@@ -255,8 +258,8 @@ class Contest:
         )
         return kept
 
-    def _train(self, n: int, number: int, epochs: int) -> None:
-        """Train entry n on for one round, or read how it went where that is stored."""
+    def _train(self, n: int, number: int, epochs: int, missed: bool = False) -> None:
+        """Train entry n on for one round, or read how it went where that is stored; a missed round does not count."""
         session, standing = self.session.for_space(self.standings[n].entry.space), self.standings[n]
         stage, known = f"contest-{number}-{n}", self.session.run.result(f"contest-{number}-{n}")
         if known is None or "correct" not in known:
@@ -278,6 +281,8 @@ class Contest:
         bits = np.frombuffer(bytes.fromhex(known["correct"]), dtype=np.uint8)
         standing.correct = np.unpackbits(bits)[: known["images"]].astype(np.float64)
         standing.weights, standing.epochs = stage, standing.epochs + epochs
+        if missed:
+            return
         standing.rounds.append(
             {
                 "rung": number,
