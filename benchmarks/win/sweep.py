@@ -66,7 +66,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from tailorvit.data import open_data
     from tailorvit.families import family
     from tailorvit.families import network as shared
-    from tailorvit.methods.contest import _settings, largest_of
+    from tailorvit.methods.contest import largest_of, stem_settings
     from tailorvit.rng import seed_everything
     from tailorvit.train import Fixed, Sink, TrainSettings, hits, train
 
@@ -92,8 +92,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
             shape != "hand-designed" and shape not in family(name).shapes
         ):
             return {**job, "skipped": "no such stem or shape"}
-        settings = _settings(name, stem, data, limits)
-        if stem != "usual" and settings == _settings(name, "usual", data, limits):
+        settings = stem_settings(name, stem, data, limits)
+        if stem != "usual" and settings == stem_settings(name, "usual", data, limits):
             return {**job, "skipped": "the usual stem"}
         arch = largest_of(
             {"hand-designed": family(name).baseline, **family(name).shapes}[shape], name, settings, limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.prepare import prepare
-from tailorvit.methods.schedule import planned
+from tailorvit.methods.schedule import plan_time, planned
 from tailorvit.methods.session import Plan, Session
 from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
@@ -162,10 +163,21 @@ def run(
 def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
     """What a run would do and how long it would take, with nothing trained or written; options as for :func:`run`."""
     limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
-    with preserved_state(), TemporaryDirectory() as folder:
+    with preserved_state():
         made = prepare(recipe_for(recipe, limits=limits, **options))
-        with Run.create(Path(folder) / "plan", to_toml(made.config), _info(made)) as record:
-            return planned(Session(made, record, make_progress("quiet")))
+        with _rehearsal(made, "quiet") as session:
+            return planned(session)
+
+
+@contextlib.contextmanager
+def _rehearsal(plan: Plan, mode: Mode | None) -> Iterator[Session]:
+    """A session whose folder is gone afterwards, to measure speeds before a run has a folder."""
+    with (
+        TemporaryDirectory() as folder,
+        contextlib.closing(make_progress(mode)) as progress,
+        Run.create(Path(folder) / "plan", to_toml(plan.config), _info(plan)) as record,
+    ):
+        yield Session(plan, record, progress)
 
 
 def recipe_for(
@@ -279,8 +291,16 @@ def _begin(config: Config, out: str | Path | None, progress: Mode | None) -> Res
     with preserved_state():
         plan = prepare(config)
         folder = Path(out) if out is not None else _free_folder(plan.config)
+        Run.require_free(folder)
+        ahead, begin, seconds = None, time.monotonic(), plan.config.seconds()
+        if seconds is not None:  # a budget that is too short is refused here
+            with _rehearsal(plan, progress) as session:
+                ahead = plan_time(session, plan.entries, seconds)
         with Run.create(folder, to_toml(plan.config), _info(plan)) as record:
             record.write_json("splits", plan.data.split_record())
+            if ahead is not None:
+                record.finish("plan", ahead)
+                record.spend("plan", time.monotonic() - begin)
             copy_start(plan.start, plan.config, record)
             return _work(plan, record, progress)
 

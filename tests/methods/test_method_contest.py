@@ -39,7 +39,7 @@ def digits():
 
 def test_every_family_that_reads_images_takes_part_at_the_limit(digits):
     limits = Limits.of(max_params="60k")
-    entries, _ = first_entries("auto", digits, limits, TrainSettings())
+    entries = first_entries("auto", digits, limits, TrainSettings())
     assert {e.family for e in entries} == {"vit", "pit", "shunted", "swin", "windowed"}
     for entry in entries:
         meter = Meter(entry.family, dict(entry.settings), limits)
@@ -50,9 +50,9 @@ def test_every_family_that_reads_images_takes_part_at_the_limit(digits):
 
 
 def test_one_family_alone_and_none_that_fits(digits):
-    entries, _ = first_entries("shunted", digits, Limits.of(max_params="60k"), TrainSettings(augment="none"))
+    entries = first_entries("shunted", digits, Limits.of(max_params="60k"), TrainSettings(augment="none"))
     assert {e.family for e in entries} == {"shunted"} and {e.augment for e in entries} == {"none"}
-    with pytest.raises(InfeasibleError, match="No family fits the data and the limits"):
+    with pytest.raises(InfeasibleError, match=r"No family has a network .* that keeps params <= 30"):
         first_entries("auto", digits, Limits.of(max_params=30), TrainSettings())
 
 
@@ -108,7 +108,7 @@ def standings(rows):
     base = Entry("vit", "usual", HAND, None, (), "mild", 1e-3)
     for augment, right in rows:
         entry = Entry(base.family, base.stem, base.shape, base.arch, base.settings, augment, base.lr)
-        correct = np.zeros(400)
+        correct = np.zeros(400, dtype=bool)
         correct[:right] = 1
         made.standings.append(Standing(entry, rounds=[{"accuracy": right / 4}], correct=correct))
     return made
@@ -234,3 +234,21 @@ def test_another_shape_goes_through_the_rounds_it_missed(tmp_path, monkeypatch):
     assert others and {e["rungs"][0]["total_epochs"] for e in others} == {usual["rungs"][1]["total_epochs"]}
     with Run.open(out, lock=False) as run:
         assert all(run.result(f"contest-0-{e['id']}") for e in others)
+
+
+def test_a_budget_that_is_too_short_is_refused_before_there_is_a_folder(tmp_path):
+    with pytest.raises(TailorError, match=r"A budget of 1 s is too short: the shortest run .* takes about \d+"):
+        tailorvit.run("image-folder", data="digits", max_params="60k", budget="1s", out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_budget_nobody_would_keep_to_is_refused(tmp_path):
+    with pytest.raises(TailorError, match="A budget of time is planned for a contest"):
+        tailorvit.run("s4-digits", budget="2m", out=tmp_path / "run")
+    config = api.recipe_for("image-folder", data="digits", method="s4", settings={"family": "vit"})
+    assert api.prepare(config).config.time is None, "chosen for the contest, which is not held"
+
+
+def test_a_lower_limit_does_not_end_the_row_of_networks(digits):
+    limits = Limits.of(min_params="40k", max_params="60k")
+    assert {e.family for e in first_entries("auto", digits, limits, TrainSettings())} >= {"vit", "pit", "swin"}

@@ -17,16 +17,17 @@ import numpy as np
 
 from tailorvit.arch import Arch
 from tailorvit.costs.limits import Limits
-from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
+from tailorvit.costs.meter import Meter
 from tailorvit.data.augment import LADDER
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import FAMILIES, family
 from tailorvit.families.base import around
 from tailorvit.methods import Method
-from tailorvit.methods.first_space import data_settings
+from tailorvit.methods.first_space import data_settings, largest_of_row
 from tailorvit.rng import seed_everything
 from tailorvit.search import Candidate
 from tailorvit.space import Space
+from tailorvit.stats import paired_difference
 from tailorvit.train import Fixed, TrainSettings, hits
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ RATES = (0.5, 1.0, 2.0, 4.0)  # times the recipe's learning rate
 SHARES = {"family": 1 / 8, "shape": 1 / 8, "learning rate": 1 / 10, "augmentation": 1 / 3}  # of the final epochs
 KEPT = {"family": 3, "shape": 2, "learning rate": 1, "augmentation": 1}  # entries that go on
 WARMUP = 0.2  # of a round's epochs, at most
+ERRORS = 1.0  # standard errors within which augmentations cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -99,26 +101,30 @@ class Standing:
 
 def first_entries(
     family_name: str, data: Data, limits: Limits, train: TrainSettings, device: str = "cpu"
-) -> tuple[list[Entry], list[str]]:
-    """The hand-designed network of every family and stem that fits data and limits; and why others do not."""
+) -> list[Entry]:
+    """The hand-designed network of every family and stem that fits data and limits."""
     names = _families(data) if family_name == AUTO else [family(family_name).name]
     entries: list[Entry] = []
     refused: list[str] = []
     for name in names:
         for stem in (USUAL, *family(name).stems):
             try:
-                settings = _settings(name, stem, data, limits)
+                settings = stem_settings(name, stem, data, limits)
                 found = largest_of(family(name).baseline, name, settings, limits, device)
             except TailorError as error:
                 refused.append(f"{name}{'' if stem == USUAL else ' ' + stem}: {error}")
                 continue
-            if found is None:
-                refused.append(f"{name}: none keeps {limits.describe()}")
-            elif all((name, settings) != (e.family, e.settings) for e in entries):
+            if found is not None and all((name, settings) != (e.family, e.settings) for e in entries):
                 entries.append(Entry(name, stem, HAND, found, settings, _mildest(train), train.lr))
     if not entries:
-        raise InfeasibleError(f"No family fits the data and the limits. {'; '.join(refused)}.")
-    return entries, refused
+        high, wide = data.image_size
+        who = "family" if family_name == AUTO else family_name
+        reason = f"; {refused[0]}" if refused else "."
+        raise InfeasibleError(
+            f"No {who} has a network for {len(data.classes)} classes at {high}x{wide} px that keeps "
+            f"{limits.describe()}{reason}"
+        )
+    return entries
 
 
 def _mildest(train: TrainSettings) -> str:
@@ -131,14 +137,9 @@ def _families(data: Data) -> list[str]:
     return [f.name for f in FAMILIES.working() if f.plain.takes_features == (data.trunk is not None)]
 
 
-def _settings(name: str, stem: str, data: Data, limits: Limits) -> tuple[tuple[str, Any], ...]:
-    settings = data_settings(None, data, limits, name)
-    if stem != USUAL:
-        params = limits.high("params") or (limits.high("macs") or 1e12) / 50
-        high, wide = data.image_size
-        settings.update(family(name).stems[stem]((high, wide), params))
-        family(name).settings(settings)
-    return tuple(settings.items())
+def stem_settings(name: str, stem: str, data: Data, limits: Limits) -> tuple[tuple[str, Any], ...]:
+    """The shared settings of a family with one of its stems."""
+    return tuple(data_settings(None, data, limits, name, None if stem == USUAL else stem).items())
 
 
 def largest_of(
@@ -151,10 +152,7 @@ def largest_of(
     """The largest network of a growing row that keeps the limits; None where none does."""
     known = dict(settings)
     meter, counted = Meter(family_name, known, limits, device=device), Meter(family_name, known, limits.counted())
-    if not limits.measured:
-        return largest_fitting(row(known), meter.fits, meter.size)
-    found = largest_measured(list(growing(row(known), counted.fits)), meter.under, meter.counter.macs)
-    return found if found is not None and meter.fits(found) else None
+    return largest_of_row(row(known), meter, counted)
 
 
 # -- the rounds -------------------------------------------------------------------------------------------------------
@@ -187,8 +185,7 @@ class Contest:
             self.standings.append(Standing(replace(leader.entry, augment=name)))
             self._train(tried[-1], number, epochs)
             best = max(tried, key=lambda n: self.standings[n].accuracy)
-            ahead, error = self._difference(self.standings[best], self.standings[tried[-1]])
-            if ahead > error:
+            if paired_difference(self.standings[best].correct, self.standings[tried[-1]].correct, ERRORS).clear:
                 break
         self._end(number, "augmentation", epochs, tried, self._strongest_tied(_ranked(self.standings, tried)))
         return next(self.standings[n] for n in tried if self.standings[n].rounds[-1]["kept"])
@@ -279,7 +276,7 @@ class Contest:
             session.run.record_trials(stage, [vars(trial)])
             session.run.finish(stage, known)
         bits = np.frombuffer(bytes.fromhex(known["correct"]), dtype=np.uint8)
-        standing.correct = np.unpackbits(bits)[: known["images"]].astype(np.float64)
+        standing.correct = np.unpackbits(bits)[: known["images"]].astype(bool)
         standing.weights, standing.epochs = stage, standing.epochs + epochs
         if missed:
             return
@@ -334,11 +331,6 @@ class Contest:
 
     # -- comparisons --------------------------------------------------------------------------------------------------
 
-    def _difference(self, a: Standing, b: Standing) -> tuple[float, float]:
-        """How many points a is ahead of b, and its standard error, over the same images."""
-        ahead = 100 * (a.correct - b.correct)
-        return float(ahead.mean()), float(ahead.std() / np.sqrt(max(len(ahead) - 1, 1)))
-
     def _strongest_tied(self, ranked: list[int]) -> int:
         """The best; of those that cannot be told from it, and differ in augmentation only, the strongest augmented.
 
@@ -347,8 +339,8 @@ class Contest:
         best = self.standings[ranked[0]]
         tied = []
         for n in ranked:
-            points, error = self._difference(best, self.standings[n])
-            if replace(self.standings[n].entry, augment=best.entry.augment) == best.entry and points <= error:
+            same = replace(self.standings[n].entry, augment=best.entry.augment) == best.entry
+            if same and not paired_difference(best.correct, self.standings[n].correct, ERRORS).clear:
                 tied.append(n)
         return max(tied, key=lambda n: _strength(self.standings[n].entry.augment))
 
@@ -363,15 +355,15 @@ class Contest:
             if len(leaders) < 2:
                 continue
             worst = list(leaders.values())[-1]
-            points, error = self._difference(best, worst)
+            gap = paired_difference(best.correct, worst.correct)
             self.worth.append(
                 {
                     "what": thing,
                     "best": _value(best.entry, thing),
                     "worst": _value(worst.entry, thing),
-                    "points": points,
-                    "low": points - 1.96 * error,
-                    "high": points + 1.96 * error,
+                    "points": gap.difference,
+                    "low": gap.low,
+                    "high": gap.high,
                 }
             )
 

@@ -143,8 +143,8 @@ def _choose(session: Session, finished: Sequence[Finished]) -> dict[str, Any]:
         limited = any(high is not None for _, _, high in session.limits)
         stored = choose(contenders, session.config.prefer, limited).to_dict()
         session.run.finish("choice", stored)
-    if len(finished) > 1:
-        session.log_once("choice", stored["why"])
+        if len(finished) > 1:
+            session.run.event("choice", stored["why"])  # the last lines of the run say it
     return dict(stored)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +52,21 @@ def recipe_space(config: Config) -> Space:
     return named_space(name, **settings)
 
 
-def data_settings(space: Space | None, data: Data, limits: Limits, family_name: str = "vit") -> dict[str, Any]:
-    """The shared settings of a space for this data; without a space also patch, head width and the like."""
+def data_settings(
+    space: Space | None, data: Data, limits: Limits, family_name: str = "vit", stem: str | None = None
+) -> dict[str, Any]:
+    """The shared settings of a space for this data; without a space also patch, head width and the like.
+
+    ``stem`` names one of the family's other stems, in place of the one that suits the image size.
+    """
     settings = dict(space.settings) if space else {}
     settings.update(classes=len(data.classes), channels=data.channels, image_size=tuple(data.image_size))
     if space is None:
         # MACs stand in for parameters where only they are limited: some fifty a parameter on small images.
         params = limits.high("params") or (limits.high("macs") or 1e12) / 50
         high, wide = data.image_size
-        settings.update(family(family_name).settle((high, wide), params))
+        settle = family(family_name).settle if stem is None else family(family_name).stems[stem]
+        settings.update(settle((high, wide), params))
     family(family_name).settings(settings)
     return settings
 
@@ -132,21 +138,27 @@ def baseline_arch(space: Space, meter: Meter, strict: bool = False) -> Arch | No
 
     Without an upper limit it may be as large as the space's largest network. ``strict``: below the limits, not at them.
     """
-    counted = meter.limits.counted()
+    highest = float("inf") if any(high for _, _, high in meter.limits) else meter.size(space.largest())
+    row, counted = family(space.family).baseline(dict(space.settings)), Meter.for_space(space, meter.limits.counted())
+    return largest_of_row(row, meter, counted, highest, strict)
+
+
+def largest_of_row(
+    row: Iterator[Arch], meter: Meter, counted: Meter, highest: float = float("inf"), strict: bool = False
+) -> Arch | None:
+    """The largest network of a growing row that keeps the limits, ``counted`` those that need no measuring."""
 
     def too_small(arch: Arch) -> bool:
-        return any(low is not None and meter.cost(metric, arch) < low for metric, low, _ in counted)
-
-    highest = float("inf") if any(high for _, _, high in meter.limits) else meter.size(space.largest())
+        return any(low is not None and meter.cost(metric, arch) < low for metric, low, _ in counted.limits)
 
     def good(arch: Arch) -> bool:
         return meter.fits(arch) and meter.size(arch) <= highest and (not strict or meter.below(arch))
 
     # What is under a lower limit is left out, or the growing row would seem to have ended before it began.
-    candidates = (arch for arch in family(space.family).baseline(dict(space.settings)) if not too_small(arch))
+    candidates = (arch for arch in row if not too_small(arch))
     if not meter.limits.measured:
         return largest_fitting(candidates, good, meter.size)
-    options = list(growing(candidates, Meter.for_space(space, counted).fits))
+    options = list(growing(candidates, counted.fits))
     found = largest_measured(options, meter.below if strict else meter.under, meter.counter.macs)
     return found if found is not None and meter.fits(found) else None
 

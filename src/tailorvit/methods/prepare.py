@@ -55,7 +55,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     limits = config.budget()
     entries: list[Entry] = []
     if holds_contest(config):
-        entries, _ = first_entries(config.family, data, limits, config.final.train, device)
+        entries = first_entries(config.family, data, limits, config.final.train, device)
         space, arch = entries[0].space, None
     else:
         space, arch = _first_space(config, data, start, device)
@@ -82,6 +82,13 @@ def holds_contest(config: Config) -> bool:
 def _with_device_settings(config: Config, data: Data, device: str) -> Config:
     """What follows from device and data where the recipe leaves it open: precision, batch, memory for images, time."""
     cuda = torch.device(device).type == "cuda"
+    if not holds_contest(config):
+        if config.seconds() is not None:
+            raise TailorError(
+                f"A budget of time is planned for a contest (method contest, or family auto), not for method "
+                f"'{config.method}' with family '{config.family}': set epochs instead."
+            )
+        config = replace(config, time=None)
     if config.time == AUTO:
         config = replace(config, time=DEFAULT_SECONDS["cuda" if cuda else "cpu"])
 

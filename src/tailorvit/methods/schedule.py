@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 DEFAULTS = {"cuda": 600.0, "cpu": 1200.0}  # seconds for a run on one's own images
 RESERVE = 0.06  # of the time, for tests, the analysis of the network and the report
 LEAST, MOST = 5, 300  # final epochs
+FINAL = 2  # trainings at full length: by the augmentation chosen and by the next stronger one
 RUNGS = 3  # of the ladder of augmentations: where the climb usually ends
+TOO_LONG = 1.2  # times the budget: a run that would take longer is refused
 ENOUGH = 30  # final epochs; while there are fewer, slow entries are left out
 FEWEST, SLOW = 3, 2.0  # entries that stay in any case, and how much slower than the usual one a slow one is
 WARM, TIMED, PATIENCE = 3, 30, 2.0  # steps before the clock starts, steps timed, seconds after which fewer will do
@@ -88,7 +90,7 @@ def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dic
         paces.append(measure(session, entry))
         session.progress.step("measuring", done, len(entries), {})
     order = sorted(range(len(entries)), key=lambda i: paces[i]["epoch"])
-    budget, trainings = (1 - RESERVE) * seconds - sum(session.run.seconds().values()), 2 + peers(session)
+    budget, trainings = (1 - RESERVE) * seconds - sum(session.run.seconds().values()), FINAL + len(session.config.peers)
     while True:
         inside = [paces[i] for i in order]
         fitting = [e for e in range(LEAST, MOST + 1) if predicted(inside, e, trainings) <= budget]
@@ -97,6 +99,11 @@ def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dic
         if epochs >= ENOUGH or len(order) <= FEWEST or slowest < SLOW * usual:
             break
         order.pop()
+    if (least := predicted(inside, epochs, trainings) / (1 - RESERVE)) > TOO_LONG * seconds:
+        raise TailorError(
+            f"A budget of {duration(seconds)} is too short: the shortest run on these images takes about "
+            f"{duration(least)}. Give more time, smaller images (--image-size) or one family (--set family=vit)."
+        )
     return {
         "epochs": epochs,
         "seconds": predicted(inside, epochs, trainings),
@@ -109,14 +116,14 @@ def final_epochs(session: Session, winner: Standing, seconds: float) -> int:
     """Epochs of the final training in the time that is left, at the winner's pace in its last round."""
     last = winner.rounds[-1]
     left = (1 - RESERVE) * seconds - sum(session.run.seconds().values())
-    trainings = 1 + peers(session) + int(session.config.hand_designed and winner.entry.shape != HAND)
+    trainings = 1 + len(session.config.peers) + int(session.config.hand_designed and winner.entry.shape != HAND)
     trainings += int(session.config.final.train.augment == AUTO and winner.entry.augment != LADDER[-1])
     return int(np.clip(left / trainings / max(last["seconds"] / last["epochs"], 1e-9), LEAST, MOST))
 
 
-def peers(session: Session) -> int:
-    """How many networks of others train beside."""
-    return len(session.config.peers)
+def duration(seconds: float) -> str:
+    """In words."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"
 
 
 # -- a plan to look at ------------------------------------------------------------------------------------------------
@@ -131,15 +138,14 @@ def planned(session: Session) -> dict[str, Any]:
     if seconds is None:
         rows = [measure(session, e) for e in entries]
         epochs, inside = config.final.train.epochs, [True] * len(entries)
-        expected = predicted(rows, epochs, 2 + peers(session)) / (1 - RESERVE)
+        expected = predicted(rows, epochs, FINAL + len(session.config.peers)) / (1 - RESERVE)
     else:
         found = plan_time(session, entries, seconds)
         rows, inside = found["entries"], [row["inside"] for row in found["entries"]]
         epochs, expected = found["epochs"], found["seconds"] / (1 - RESERVE)
     params = [session.for_space(e.space).meter.counter.both(e.arch) for e in entries]
-    disk = (
-        3 * 4 * max(p for p, _ in params) * (KEPT["family"] + 2)
-    )  # weights and the optimiser's two moments, of those kept
+    # Weights and the optimiser's two moments, of those that go on.
+    disk = 3 * 4 * max(p for p, _ in params) * (KEPT["family"] + 2)
     data = session.data
     lines = [
         f"{data.source}: {data.counts['train']} training / {data.counts['search']} search / {data.counts['test']} test "
@@ -157,7 +163,7 @@ def planned(session: Session) -> dict[str, Any]:
         lines.append(f"  round '{what}': {max(1, round(share * epochs))} epoch(s) each")
     memory = max(row["memory"] for row in rows)
     lines.append(
-        f"About {expected / 60:.1f} minutes, {units.show(disk, 'memory')} of disk"
+        f"About {duration(expected)}, {units.show(disk, 'memory')} of disk"
         + (f", {units.show(memory, 'memory')} of GPU memory" if memory else "")
         + ". Nothing was trained."
     )

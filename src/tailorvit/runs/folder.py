@@ -84,6 +84,12 @@ class Run(Tables):
             raise TailorError(f"Cannot write to '{folder}': {error.strerror or error}.") from error
         return cls(folder, recipe, info, database, lock)
 
+    @staticmethod
+    def require_free(folder: Path) -> None:
+        """Refuse a folder that holds a run or other files."""
+        if Path(folder).is_dir():
+            _check_free(Path(folder))
+
     @classmethod
     def open(cls, folder: Path, lock: bool = True) -> Run:
         """Open a run to continue it, or with ``lock=False`` only to read it."""
