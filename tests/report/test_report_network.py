@@ -16,8 +16,9 @@ from PIL import Image
 
 from tailorvit.report import collect, network
 from tailorvit.report.charts import LEVELS, heat_png, palette, trim
+from tailorvit.report.fields import checked_picture
 from tailorvit.report.network import top_keys
-from tailorvit.report.reading import Analysis, Facts, Result, blocks, checked_picture
+from tailorvit.report.reading import Analysis, Facts, Result, blocks
 
 PIXEL = "data:image/png;base64," + base64.b64encode(b"not decoded here").decode()
 EVIL = "</script><script>alert(1)</script><img src=x onerror='a'>\"&'"

@@ -25,7 +25,7 @@ from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.report import collect, render
 from tailorvit.report.page import page_parts
-from tailorvit.report.reading import copy_database, snapshot
+from tailorvit.report.snapshot import copy_database, snapshot
 from tailorvit.runs import Run
 
 module = importlib.import_module("tailorvit.report.watch")  # the package may export the function by this name

@@ -13,6 +13,7 @@ from typing import Any
 from tailorvit import units
 from tailorvit.errors import TailorError
 from tailorvit.report.charts import COLOURS, WIDTH, Axes, Figure, Point, bar, svg, text, thin, tip, trim
+from tailorvit.report.fields import table, whole, whole_text
 from tailorvit.report.files import csv_text, write_figures, write_page
 from tailorvit.report.markup import (
     cell,
@@ -31,7 +32,7 @@ from tailorvit.report.markup import (
     stage_name,
 )
 from tailorvit.report.page import navigation, shell
-from tailorvit.report.reading import Facts, Limit, collect, table, whole, whole_text
+from tailorvit.report.reading import Facts, Limit, collect
 from tailorvit.report.result import TIMES
 from tailorvit.report.space import error_curve
 from tailorvit.runs.atomic import dumps

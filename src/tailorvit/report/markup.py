@@ -10,7 +10,8 @@ from importlib import resources
 from typing import Any
 
 from tailorvit import units
-from tailorvit.report.reading import Limit, number
+from tailorvit.report.fields import number
+from tailorvit.report.reading import Limit
 
 _FILES = resources.files("tailorvit.report")
 CHART_STYLE = _FILES.joinpath("charts.css").read_text("utf-8")

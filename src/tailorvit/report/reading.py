@@ -9,13 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import re
-import shutil
-import tempfile
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass as record
 from dataclasses import field, replace
 from pathlib import Path
@@ -37,107 +32,47 @@ from pydantic.dataclasses import dataclass
 
 from tailorvit.errors import TailorError
 from tailorvit.report.charts import trim
+from tailorvit.report.fields import (
+    CLASSES,
+    LARGEST,
+    NAME,
+    Amount,
+    Class,
+    Column,
+    Finite,
+    Flag,
+    Index,
+    Label,
+    Name,
+    Number,
+    Numbers,
+    Picture,
+    Positive,
+    Share,
+    Sizes,
+    Table,
+    Text,
+    Whole,
+    Words,
+    between,
+    json_table,
+    listed,
+    number,
+    objects,
+    table,
+    whole,
+    whole_text,
+)
+from tailorvit.report.snapshot import DATABASE, snapshot
 from tailorvit.runs import Run
 from tailorvit.runs.database import Database
 
 T = TypeVar("T")
 CONTEST = "contest"  # kind of the stages contest-ROUND-ENTRY
-DATABASE, WAL, JOURNAL = "run.db", "run.db-wal", "run.db-journal"
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_LARGEST = 10**100  # a number beyond this is damage, and the range of an axis would overflow
-_PICTURE = re.compile(r"data:image/(?:png|jpeg);base64,[A-Za-z0-9+/=]+")
-_PICTURE_LENGTH = 200_000  # characters; the analysis keeps pictures of at most 128 pixels, about 10 kB
 _SIDE = 1024  # rows or columns of a patch grid; a damaged file must not ask for gigabytes
-_CLASSES, _LAYERS, _ENTRIES = 100_000, 512, 500
-_NAME = 200  # characters of a class name; a thousand endless names would make an endless page
+_LAYERS, _ENTRIES = 512, 500
 _JUDGED_BY_ACCURACY = ("supernet", "training", "tuned")  # evaluators of a moving space; all others are scores
-
-
-# -- fields -----------------------------------------------------------------------------------------------------------
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if -_LARGEST <= value <= _LARGEST else None
-
-
-def whole(value: Any) -> int | None:
-    """A whole number, or None."""
-    found = number(value)
-    return None if found is None else int(found)
-
-
-def numbers(value: Any) -> tuple[float, ...]:
-    """The finite numbers of a list."""
-    return tuple(v for item in listed(value) if (v := number(item)) is not None)
-
-
-def table(value: Any) -> Mapping[str, Any]:
-    """A mapping, or an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def listed(value: Any) -> list[Any]:
-    """A list, or an empty one."""
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def checked_picture(value: Any) -> str | None:
-    """A picture that the page may carry: PNG or JPEG bytes in the address itself, nothing else."""
-    fits = isinstance(value, str) and len(value) <= _PICTURE_LENGTH and _PICTURE.fullmatch(value)
-    return value if fits else None
-
-
-def _between(low: float, high: float, kind: Callable[[Any], Any] = number) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        found = kind(value)
-        return found if found is not None and low <= found < high else None
-
-    return check
-
-
-def _json_table(value: Any) -> Any:
-    """A database column that holds a JSON object."""
-    found = json.loads(value) if isinstance(value, str | bytes) else value
-    if not isinstance(found, Mapping):
-        raise ValueError("not an object")
-    return found
-
-
-def _finite(value: Any) -> dict[str, float]:
-    return {str(k): found for k, v in table(value).items() if (found := number(v)) is not None}
-
-
-def _objects(value: Any) -> list[Any]:
-    return [row for row in listed(value) if row and isinstance(row, Mapping | BaseModel)]
-
-
-def _label(value: Any) -> str:
-    """A short name; a number may be one."""
-    found = number(value)
-    return trim(value, _NAME) if isinstance(value, str) else "" if found is None else f"{found:g}"
-
-
-Number = Annotated[float | None, BeforeValidator(number)]
-Whole = Annotated[int | None, BeforeValidator(whole)]
-Amount = Annotated[float | None, BeforeValidator(_between(0, 1e18))]
-Positive = Annotated[int | None, BeforeValidator(_between(1, 10**15, whole))]
-Class = Annotated[int | None, BeforeValidator(_between(0, _CLASSES, whole))]
-Share = Annotated[float | None, BeforeValidator(_between(0, 1 + 1e-12))]
-Picture = Annotated[str | None, BeforeValidator(checked_picture)]
-Flag = Annotated[bool, BeforeValidator(lambda value: value is True)]
-Text = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else "")]
-Name = Annotated[str, BeforeValidator(lambda value: trim(str(value or "no name"), 2 * _NAME))]
-Label = Annotated[str, BeforeValidator(_label)]
-Index = Annotated[int | None, BeforeValidator(_between(0, 1000, whole))]
-Table = Annotated[Mapping[str, Any], BeforeValidator(table)]
-Column = Annotated[Mapping[str, Any], BeforeValidator(_json_table)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(numbers)]
-Finite = Annotated[Mapping[str, float], BeforeValidator(_finite)]
-Words = Annotated[tuple[str, ...], BeforeValidator(lambda value: tuple(map(str, listed(value)[:20])))]
-Sizes = Annotated[tuple[int, ...], BeforeValidator(lambda value: tuple(n for v in listed(value) if (n := whole(v))))]
 
 
 class _Part(BaseModel):
@@ -297,7 +232,7 @@ class Entry(_Part):
     lr: Number = None
     params: Amount = None
     macs: Amount = None
-    rungs: Annotated[tuple[Leg, ...], BeforeValidator(_objects)] = ()
+    rungs: Annotated[tuple[Leg, ...], BeforeValidator(objects)] = ()
     won: Flag = False
 
     def leg(self, rung: int) -> Leg | None:
@@ -329,9 +264,9 @@ class Worth(_Part):
 class Contest(_Part):
     """The contest before the search: networks of several families, of which the best trained on."""
 
-    entries: Annotated[tuple[Entry, ...], BeforeValidator(lambda value: _objects(value)[:_ENTRIES])] = ()
-    rungs: Annotated[tuple[Rung, ...], BeforeValidator(_objects)] = ()
-    worth: Annotated[tuple[Worth, ...], BeforeValidator(_objects)] = ()
+    entries: Annotated[tuple[Entry, ...], BeforeValidator(lambda value: objects(value)[:_ENTRIES])] = ()
+    rungs: Annotated[tuple[Rung, ...], BeforeValidator(objects)] = ()
+    worth: Annotated[tuple[Worth, ...], BeforeValidator(objects)] = ()
     winner: Whole = None
     why: Text = ""
 
@@ -353,15 +288,15 @@ class Result(Network):
     seconds: Finite = {}
     limits: Annotated[dict[str, Annotated[Limit, BeforeValidator(table)]], BeforeValidator(table)] = {}
     baseline: Annotated[Network, BeforeValidator(table)] = Network()
-    candidates: Annotated[tuple[Network, ...], BeforeValidator(_objects)] = ()
+    candidates: Annotated[tuple[Network, ...], BeforeValidator(objects)] = ()
     chosen: Text = ""  # type: ignore[assignment]  # "found" or "baseline"; of a candidate it is a flag
     why: Text = ""
     tied: Words = ()
-    comparison: Annotated[tuple[Gap, ...], BeforeValidator(_objects)] = ()
-    peers: Annotated[tuple[Peer, ...], BeforeValidator(_objects)] = ()
-    blocks: Annotated[tuple[Block, ...], BeforeValidator(_objects)] = ()
-    parts: Annotated[tuple[Part, ...], BeforeValidator(_objects)] = ()
-    spaces: Annotated[tuple[Mapping[str, Any], ...], BeforeValidator(_objects)] = ()
+    comparison: Annotated[tuple[Gap, ...], BeforeValidator(objects)] = ()
+    peers: Annotated[tuple[Peer, ...], BeforeValidator(objects)] = ()
+    blocks: Annotated[tuple[Block, ...], BeforeValidator(objects)] = ()
+    parts: Annotated[tuple[Part, ...], BeforeValidator(objects)] = ()
+    spaces: Annotated[tuple[Mapping[str, Any], ...], BeforeValidator(objects)] = ()
     data: Annotated[DataFacts, BeforeValidator(table)] = DataFacts()
     proxy: Annotated[ProxyFacts, BeforeValidator(table)] = ProxyFacts()
     seek: Annotated[SeekFacts, BeforeValidator(table)] = SeekFacts()
@@ -409,16 +344,11 @@ def _blocks_of_arch(arch: Mapping[str, Any], head_dim: float | None) -> Iterator
             yield block.model_copy(update={"qkv": block.qkv or width, "hidden": hidden})
 
 
-def whole_text(text: str) -> int | None:
-    """A short text of digits as a number."""
-    return int(text) if text.isdecimal() and len(text) < 7 else None
-
-
 # -- analysis.json ----------------------------------------------------------------------------------------------------
 
 _Index = Annotated[int, Field(strict=True, ge=0, lt=10**12)]
 _Side = Annotated[int, Field(strict=True, gt=0, le=_SIDE)]
-_Real = Annotated[float, Field(strict=True, ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
+_Real = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 
 
 class Seen(_Part):
@@ -516,7 +446,7 @@ class Analysis(_Part):
     def _read(cls, raw: Any) -> Any:
         if isinstance(raw, cls):
             return raw
-        classes = tuple(trim(str(name), _NAME) for name in listed(table(raw).get("classes"))[:_CLASSES])
+        classes = tuple(trim(str(name), NAME) for name in listed(table(raw).get("classes"))[:CLASSES])
         test, attention = table(table(raw).get("test")), table(table(raw).get("attention"))
         return {
             "classes": classes,
@@ -534,7 +464,7 @@ class Analysis(_Part):
 
 def _read_test(raw: Mapping[str, Any], classes: int) -> Tested:
     problems = []
-    pairs = [_fit(_PER_CLASS, row) for row in listed(raw.get("per_class"))[:_CLASSES]]
+    pairs = [_fit(_PER_CLASS, row) for row in listed(raw.get("per_class"))[:CLASSES]]
     per_class = tuple(pair if pair is not None and pair[1] <= pair[0] else None for pair in pairs)
     if None in per_class:
         problems.append(f"Damaged rows of the accuracy per class, left out: {per_class.count(None)}.")
@@ -546,7 +476,7 @@ def _read_test(raw: Mapping[str, Any], classes: int) -> Tested:
     confusion = tuple(c for c in inside if c[2])
     mistakes = _read_images(raw.get("mistakes"), "of mistakes", problems)
     total = sum(c for *_, c in confusion)
-    count, correct = (_between(0, 10**12, whole)(raw.get(key)) for key in ("count", "correct"))
+    count, correct = (between(0, 10**12, whole)(raw.get(key)) for key in ("count", "correct"))
     if len(inside) == len(cells) and confusion and count is not None and total != count:
         problems.append(f"The confusion matrix holds {total:,} of {count:,} test images.")
     count = total if count is None else count
@@ -555,7 +485,7 @@ def _read_test(raw: Mapping[str, Any], classes: int) -> Tested:
 
 
 def _read_images(rows: Any, where: str, problems: list[str]) -> tuple[Seen, ...]:
-    found = tuple(seen for row in _objects(rows) if (seen := _fit(_SEEN, row)) is not None)
+    found = tuple(seen for row in objects(rows) if (seen := _fit(_SEEN, row)) is not None)
     blank = sum(seen.picture is None for seen in found)
     if blank:
         problems.append(f"{blank} of {len(found)} pictures {where} are missing or damaged.")
@@ -695,7 +625,7 @@ class Trial:
     source: Annotated[str, BeforeValidator(lambda value: str(value or ""))]
     generation: Whole
     arch: Column
-    costs: Annotated[Finite, BeforeValidator(_json_table)] = field(default_factory=dict)
+    costs: Annotated[Finite, BeforeValidator(json_table)] = field(default_factory=dict)
     score: Number = None
     proxy: Annotated[str, BeforeValidator(lambda value: str(value or ""))] = ""
 
@@ -853,12 +783,12 @@ class _Tables:
 
 
 def _space(t: Any, space: Any, facts: Any) -> SpaceStep:
-    dims = {k: table(d).get("choices") for k, d in table(_json_table(space).get("dims")).items()}
-    return SpaceStep.of(t, dims, _json_table(facts))
+    dims = {k: table(d).get("choices") for k, d in table(json_table(space).get("dims")).items()}
+    return SpaceStep.of(t, dims, json_table(facts))
 
 
 def _slope(t: Any, dim: Any, facts: Any) -> Slope:
-    row = _json_table(facts)
+    row = json_table(facts)
     if row.get("kind") == "et":
         slope, offset = [*listed(row.get("fit")), None, None][:2]
         fit = Fit(row.get("choices"), tuple(listed(row.get("errors"))), slope, offset, row.get("k"))
@@ -871,7 +801,7 @@ def _slope(t: Any, dim: Any, facts: Any) -> Slope:
 
 
 def _decision(t: Any, facts: Any, keys: Sequence[str]) -> Decision:
-    row = _json_table(facts)
+    row = json_table(facts)
     legal = tuple(
         Move(moves(m.get("gamma"), keys), m.get("size"), m.get("cosine"), m.get("gain"))
         for m in map(table, listed(row.get("legal")))
@@ -881,12 +811,12 @@ def _decision(t: Any, facts: Any, keys: Sequence[str]) -> Decision:
 
 
 def _trial(extra: Any, **columns: Any) -> Trial:
-    more = _json_table(extra)
+    more = json_table(extra)
     return Trial(**columns, score=more.get("score"), proxy=more.get("proxy"))
 
 
 def _epoch(facts: Any, **row: Any) -> Epoch:
-    return Epoch(**row, **_json_table(facts))
+    return Epoch(**row, **json_table(facts))
 
 
 def _event(**row: Any) -> Event:
@@ -979,81 +909,3 @@ def _analysis(folder: Path, expected: bool, missing: list[str]) -> Analysis:
     elif expected:
         missing.append("The file analysis.json is missing: attention maps and mistakes are left out.")
     return Analysis()
-
-
-# -- a copy to read from ----------------------------------------------------------------------------------------------
-
-_HEAD = 32  # bytes of a WAL file's header: its salts change whenever the file starts from the beginning
-_TRIES = 20
-State = tuple[tuple[str, int, int], ...]
-
-
-def folder_state(folder: Path) -> State | None:
-    """Names, sizes and times of the files that a report reads; a change of it means a new report. None: no folder."""
-    try:
-        names = sorted(p for p in folder.iterdir() if p.name in (DATABASE, WAL) or _small(p))
-    except OSError:
-        return None
-    return tuple((path.name, *state) for path in names if (state := _file_state(path)) is not None)
-
-
-def _small(path: Path) -> bool:
-    return path.suffix in (".json", ".toml") and not path.name.startswith(".")
-
-
-@contextmanager
-def snapshot(folder: Path) -> Iterator[Path]:
-    """A private copy of what a report reads, under the same name, removed afterwards.
-
-    SQLite itself leaves traces: a reader that is connected while the run ends keeps the writer from removing its WAL,
-    and run.db-wal and run.db-shm then stay for good. Copying bytes leaves no trace and holds no lock.
-    """
-    with tempfile.TemporaryDirectory(prefix="tailorvit-") as place:
-        copy = Path(place) / (folder.resolve().name or "run")
-        copy.mkdir()
-        for path in folder.iterdir():
-            if _small(path) and path.is_file():  # each of these is replaced in one step, so never half-written
-                with contextlib.suppress(OSError):
-                    shutil.copyfile(path, copy / path.name)
-        if (folder / DATABASE).is_file():
-            copy_database(folder, copy)
-        yield copy
-
-
-def copy_database(folder: Path, to: Path) -> bool:
-    """Copy run.db with its WAL so that both fit together; False when no quiet moment was found.
-
-    They fit when the WAL did not start from the beginning in between: what a checkpoint moved into run.db meanwhile is
-    still in the WAL, which SQLite reads first, and a half-written last frame fails its checksum and is ignored.
-    """
-    for _ in range(_TRIES):
-        before, state = _head(folder / WAL), _file_state(folder / DATABASE)
-        try:
-            (to / WAL).unlink(missing_ok=True)
-            shutil.copyfile(folder / DATABASE, to / DATABASE)
-            if before:
-                shutil.copyfile(folder / WAL, to / WAL)
-        except OSError:
-            state = None
-        same = (before is not None and len(before) == _HEAD) or state == _file_state(folder / DATABASE)
-        if state is not None and same and _head(folder / WAL) == before and not (folder / JOURNAL).exists():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def _head(path: Path) -> bytes | None:
-    """The first bytes of a file, or None where there is no file."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_HEAD)
-    except OSError:
-        return None
-
-
-def _file_state(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailorvit.report.charts import Figure
+from tailorvit.report.fields import table
 from tailorvit.report.markup import cell, clean, counted, fold, full_text, grid, soft
-from tailorvit.report.reading import Facts, table
+from tailorvit.report.reading import Facts
 
 _EVENTS = 300  # the page stays small; run.db holds all events
 

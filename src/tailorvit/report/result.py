@@ -7,6 +7,7 @@ import shlex
 
 from tailorvit.report import charts
 from tailorvit.report.charts import Figure, figures_of
+from tailorvit.report.fields import whole
 from tailorvit.report.markup import (
     cards,
     cell,
@@ -23,7 +24,7 @@ from tailorvit.report.markup import (
     size,
     stage_name,
 )
-from tailorvit.report.reading import CONTEST, Facts, Network, whole
+from tailorvit.report.reading import CONTEST, Facts, Network
 from tailorvit.stats import wilson
 
 Interval = tuple[float, float]

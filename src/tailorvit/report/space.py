@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tailorvit.report import charts
 from tailorvit.report.charts import WIDTH, Axes, Box, Figure, figures_of, tip
+from tailorvit.report.fields import number, table
 from tailorvit.report.markup import (
     clean,
     count_of,
@@ -28,7 +29,7 @@ from tailorvit.report.markup import (
     size,
     soft,
 )
-from tailorvit.report.reading import Decision, Facts, Slope, SpaceStep, Trial, number, table
+from tailorvit.report.reading import Decision, Facts, Slope, SpaceStep, Trial
 
 Floats = NDArray[np.float64]
 _BEST_MOVES, _FOLDED_MOVES = 5, 200  # moves in the table, and in its fold; the figure's numbers hold all

@@ -18,7 +18,8 @@ from typing import Any
 from tailorvit.errors import TailorError
 from tailorvit.report.markup import cell, stage_name
 from tailorvit.report.page import page_parts, policy, script, shell
-from tailorvit.report.reading import Facts, collect, folder_state
+from tailorvit.report.reading import Facts, collect
+from tailorvit.report.snapshot import folder_state
 
 HOST = "127.0.0.1"
 SHARE = 0.1  # the largest share of one core that drawing may take from the run beside it
