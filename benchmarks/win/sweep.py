@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = ("vit", "pit", "shunted")
-PEERS = ("mobilevit_xxs", "edgenext_xx_small", "efficientvit_b0", "mobilenetv3_small_075")
+PEERS = ("mobilevit_xxs", "mobilevitv2_050", "edgenext_xx_small", "mobilenetv3_small_075", "efficientvit_b0")
 MILD = {"augment": "mild", "lr": 1e-3}
 
 
@@ -67,6 +67,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from tailorvit.families import family
     from tailorvit.families import network as shared
     from tailorvit.methods.contest import largest_of, stem_settings
+    from tailorvit.methods.prepare import batch_for
     from tailorvit.rng import seed_everything
     from tailorvit.train import Fixed, Sink, TrainSettings, hits, train
 
@@ -95,9 +96,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         settings = stem_settings(name, stem, data, limits)
         if stem != "usual" and settings == stem_settings(name, "usual", data, limits):
             return {**job, "skipped": "the usual stem"}
-        arch = largest_of(
-            {"hand-designed": family(name).baseline, **family(name).shapes}[shape], name, settings, limits
-        )
+        if job.get("arch"):
+            arch = family(name).arch(job["arch"])
+        else:
+            rows = {"hand-designed": family(name).baseline, **family(name).shapes}
+            arch = largest_of(rows[shape], name, settings, limits)
         assert arch is not None
         model = family(name).build(family(name).settings(dict(settings)), arch, drop)
         from tailorvit.costs.meter import Meter
@@ -105,7 +108,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         macs = Meter(name, dict(settings), limits).counter.macs(arch)
     train_settings = TrainSettings(
         epochs=job["epochs"],
-        batch=job.get("batch", 128),
+        batch=job.get("batch") or batch_for(data.counts["train"], device == "cuda"),
         lr=job["lr"],
         warmup=3 if job["epochs"] >= 15 else 1,
         drop_path=drop,
@@ -118,11 +121,16 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     took = time.monotonic() - started
     found = hits(model, data.eval_batches("search", 256, device), device)
     params = sum(p.numel() for p in model.parameters())
+    tested = {}
+    if job.get("test"):  # for figures that are shown, never for a choice
+        data.unseal_test("final figures")
+        tested = {"test": 100 * float(np.mean(hits(model, data.eval_batches("test", 256, device), device)))}
     return {
         **job,
         "params": params,
         "macs": macs,
         "search": 100 * float(np.mean(found)),
+        **tested,
         "images": len(found),
         "seconds": round(took, 1),
         "before": round(started - begin, 1),

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from tailorvit.stats import Paired, paired_difference
 
 Prefer = Literal["accuracy", "small"]
-WITH = "found with "  # begins the name of a network that another recipe finished: found with light augmentation
 ALIKE = 0.9  # a network with this share of the largest one's size counts as large: accuracy decides between such
 
 
@@ -38,8 +37,6 @@ class Contender:
     def words(self) -> str:
         """Its name in a sentence."""
         known = {"found": "the network found", "baseline": "the hand-designed baseline"}
-        if self.name.startswith(WITH):
-            return f"the network trained with {self.name.removeprefix(WITH)}"
         return known.get(self.name) or self.name.replace("found", "found network")
 
 

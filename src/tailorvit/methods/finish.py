@@ -17,7 +17,7 @@ from tailorvit.arch import Arch
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
-from tailorvit.methods.choice import WITH, Contender, choose
+from tailorvit.methods.choice import Contender, choose
 from tailorvit.methods.first_space import baseline_arch
 from tailorvit.methods.peers import peer_facts, train_peers
 from tailorvit.methods.session import Session, Supernet
@@ -76,15 +76,13 @@ def finish(
     start: nn.Module | None = None,
     *,
     given: bool = False,
-    others: Sequence[tuple[Trial, Session]] = (),
 ) -> dict[str, Any]:
     """Finish the best architectures, choose by the search split, then open the test split for the final figures.
 
     The baseline competes, except with an architecture that was ``given``. ``start`` is the network whose weights the
-    last training began with, where there is no supernet. ``others`` compete too, each trained by its own recipe.
-    Returns the facts of result.json.
+    last training began with, where there is no supernet. Returns the facts of result.json.
     """
-    found = _finish_best(session, trials, supernet, start, others)
+    found = _finish_best(session, trials, supernet, start)
     baseline = _train_baseline(session, supernet)
     finished = found if given or baseline is None else [*found, baseline]
     peers = train_peers(session, baseline_training(session, supernet))
@@ -187,19 +185,14 @@ def _finish_best(
     trials: Sequence[Trial],
     supernet: Supernet | None,
     start: nn.Module | None,
-    others: Sequence[tuple[Trial, Session]],
 ) -> list[Finished]:
     """The best candidates with their final weights."""
-    best = [(trial, session) for trial in best_candidates(session, trials, by_images=supernet is not None)]
-    best += others
-    finished = []
-    for i, (trial, own) in enumerate(best):
+    best, finished = best_candidates(session, trials, by_images=supernet is not None), []
+    for i, trial in enumerate(best):
         stage, name = (f"final-{i}", f"found {i + 1}") if len(best) > 1 else ("final", "found")
-        if others:
-            name = f"{WITH}{own.config.final.train.augment} augmentation"
-        model = _final_network(own, trial.arch, supernet, stage, start)
+        model = _final_network(session, trial.arch, supernet, stage, start)
         correct = hits(model, session.search_batches(), session.device)
-        finished.append(Finished(name, trial.arch, trial, model, correct, own.config.final.train.augment))
+        finished.append(Finished(name, trial.arch, trial, model, correct, session.config.final.train.augment))
     return finished
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from tailorvit import units
-from tailorvit.data.augment import LADDER
 from tailorvit.errors import TailorError
-from tailorvit.methods.contest import AUTO, HAND, KEPT, RATES, SHARES, Entry, Standing, contest_training
+from tailorvit.methods.contest import KEPT, RATES, SHARES, Entry, Standing, contest_training
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, Sink
 from tailorvit.train.loop import Trainer
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 DEFAULTS = {"cuda": 600.0, "cpu": 1200.0}  # seconds for a run on one's own images
 RESERVE = 0.06  # of the time, for tests, the analysis of the network and the report
 LEAST, MOST = 5, 300  # final epochs
-FINAL = 2  # trainings at full length: by the augmentation chosen and by the next stronger one
 RUNGS = 3  # of the ladder of augmentations: where the climb usually ends
+SHAPES = 2  # other shapes of a family: shallow and deep
 TOO_LONG = 1.2  # times the budget: a run that would take longer is refused
-ENOUGH = 30  # final epochs; while there are fewer, slow entries are left out
-FEWEST, SLOW = 3, 2.0  # entries that stay in any case, and how much slower than the usual one a slow one is
+ROUNDING = 1e-6  # five epochs in the time of five are five
+STEPS = 400  # lengths of the final training that a plan tries
 WARM, TIMED, PATIENCE = 3, 30, 2.0  # steps before the clock starts, steps timed, seconds after which fewer will do
 
 
@@ -68,56 +67,68 @@ def _wait(cuda: bool) -> None:
         torch.cuda.synchronize()
 
 
-def predicted(paces: Sequence[dict[str, float]], epochs: int, trainings: int) -> float:
-    """Seconds of a whole run with these entries and that many final epochs.
+def lengths(paces: Sequence[dict[str, float]], final: float) -> list[int]:
+    """Epochs of each entry's final training in that many seconds; under the least it is too slow to take part."""
+    return [min(MOST, int(final / p["epoch"] + ROUNDING)) for p in paces]
 
-    Who will survive is not known, so later rounds count as the slower ones of the entries.
+
+def predicted(paces: Sequence[dict[str, float]], epochs: Sequence[int], trainings: int) -> float:
+    """Seconds of a whole run with these entries, each with its own number of final epochs.
+
+    Who will lead is not known, so later rounds count as they would with the slowest leader.
     """
-    each, setup = (float(np.quantile([p[k] for p in paces], 0.67)) for k in ("epoch", "setup"))
-    length = {what: max(1, round(share * epochs)) for what, share in SHARES.items()}
-    total = sum(p["setup"] + length["family"] * p["epoch"] for p in paces)
-    shapes, rates = 2 * KEPT["family"], (len(RATES) - 1) * KEPT["shape"]  # newcomers of a round
-    total += (KEPT["family"] + shapes) * (setup + length["shape"] * each) + shapes * length["family"] * each
-    total += (KEPT["shape"] + rates) * (setup + length["learning rate"] * each)
-    total += RUNGS * (setup + length["augmentation"] * each)
-    return total + trainings * (setup + epochs * each)
+    total, later = 0.0, []
+    for pace, full in zip(paces, epochs, strict=True):
+        each = {what: max(1, round(share * full)) for what, share in SHARES.items()}
+        total += pace["setup"] + each["family"] * pace["epoch"]
+        seen = KEPT["family"] * each["shape"] + SHAPES * (each["family"] + each["shape"])
+        seen += (len(RATES) - 1 + KEPT["shape"]) * each["learning rate"] + RUNGS * each["augmentation"]
+        begun = KEPT["family"] + 2 * SHAPES + len(RATES) + RUNGS
+        later.append(begun * pace["setup"] + seen * pace["epoch"] + trainings * (pace["setup"] + full * pace["epoch"]))
+    return total + max(later)
 
 
 def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dict[str, Any]:
-    """Who takes part and how many epochs the final training has, so that the run takes about that long."""
+    """Who takes part and how many epochs each has, so that all get the same time and the run takes about that long."""
     paces = []
     for done, entry in enumerate(entries, 1):
         paces.append(measure(session, entry))
         session.progress.step("measuring", done, len(entries), {})
-    order = sorted(range(len(entries)), key=lambda i: paces[i]["epoch"])
-    budget, trainings = (1 - RESERVE) * seconds - sum(session.run.seconds().values()), FINAL + len(session.config.peers)
-    while True:
-        inside = [paces[i] for i in order]
-        fitting = [e for e in range(LEAST, MOST + 1) if predicted(inside, e, trainings) <= budget]
-        epochs = max(fitting, default=LEAST)
-        slowest, usual = paces[order[-1]]["epoch"], float(np.median([p["epoch"] for p in inside]))
-        if epochs >= ENOUGH or len(order) <= FEWEST or slowest < SLOW * usual:
-            break
-        order.pop()
-    if (least := predicted(inside, epochs, trainings) / (1 - RESERVE)) > TOO_LONG * seconds:
+    trainings = 1 + len(session.config.peers)
+    budget = (1 - RESERVE) * seconds - sum(session.run.seconds().values())
+    fastest, slowest = (f(p["epoch"] for p in paces) for f in (min, max))
+    chosen = _inside(paces, LEAST * fastest)
+    for final in np.geomspace(LEAST * fastest, MOST * slowest, STEPS):
+        inside = _inside(paces, float(final))
+        if _time(paces, inside, trainings) <= budget:
+            chosen = inside
+    expected = _time(paces, chosen, trainings)
+    if (least := expected / (1 - RESERVE)) > TOO_LONG * seconds:
         raise TailorError(
             f"A budget of {duration(seconds)} is too short: the shortest run on these images takes about "
             f"{duration(least)}. Give more time, smaller images (--image-size) or one family (--set family=vit)."
         )
-    return {
-        "epochs": epochs,
-        "seconds": predicted(inside, epochs, trainings),
-        "memory": max(p["memory"] for p in paces),
-        "entries": [{"label": e.label, **p, "inside": i in order} for i, (e, p) in enumerate(zip(entries, paces))],
-    }
+    rows = [
+        {"label": e.label, **pace, "epochs": chosen.get(i, 0), "inside": i in chosen}
+        for i, (e, pace) in enumerate(zip(entries, paces, strict=True))
+    ]
+    return {"seconds": expected, "memory": max(p["memory"] for p in paces), "entries": rows}
+
+
+def _inside(paces: Sequence[dict[str, float]], final: float) -> dict[int, int]:
+    """The entries that reach the least number of final epochs in that many seconds, with their epochs."""
+    return {i: n for i, n in enumerate(lengths(paces, final)) if n >= LEAST}
+
+
+def _time(paces: Sequence[dict[str, float]], inside: dict[int, int], trainings: int) -> float:
+    return predicted([paces[i] for i in inside], list(inside.values()), trainings)
 
 
 def final_epochs(session: Session, winner: Standing, seconds: float) -> int:
     """Epochs of the final training in the time that is left, at the winner's pace in its last round."""
     last = winner.rounds[-1]
     left = (1 - RESERVE) * seconds - sum(session.run.seconds().values())
-    trainings = 1 + len(session.config.peers) + int(session.config.hand_designed and winner.entry.shape != HAND)
-    trainings += int(session.config.final.train.augment == AUTO and winner.entry.augment != LADDER[-1])
+    trainings = 1 + len(session.config.peers)
     return int(np.clip(left / trainings / max(last["seconds"] / last["epochs"], 1e-9), LEAST, MOST))
 
 
@@ -136,13 +147,13 @@ def planned(session: Session) -> dict[str, Any]:
         raise TailorError(f"--plan knows the contest (method contest, or family auto), not method '{config.method}'.")
     seconds = config.seconds()
     if seconds is None:
-        rows = [measure(session, e) for e in entries]
-        epochs, inside = config.final.train.epochs, [True] * len(entries)
-        expected = predicted(rows, epochs, FINAL + len(session.config.peers)) / (1 - RESERVE)
+        rows = [{**measure(session, e), "epochs": config.final.train.epochs, "inside": True} for e in entries]
+        expected = predicted(rows, [config.final.train.epochs] * len(rows), 1 + len(config.peers))
     else:
         found = plan_time(session, entries, seconds)
-        rows, inside = found["entries"], [row["inside"] for row in found["entries"]]
-        epochs, expected = found["epochs"], found["seconds"] / (1 - RESERVE)
+        rows, expected = found["entries"], found["seconds"]
+    expected /= 1 - RESERVE
+    inside = [row["inside"] for row in rows]
     params = [session.for_space(e.space).meter.counter.both(e.arch) for e in entries]
     # Weights and the optimiser's two moments, of those that go on.
     disk = 3 * 4 * max(p for p, _ in params) * (KEPT["family"] + 2)
@@ -150,21 +161,21 @@ def planned(session: Session) -> dict[str, Any]:
     lines = [
         f"{data.source}: {data.counts['train']} training / {data.counts['search']} search / {data.counts['test']} test "
         f"images at {data.image_size[0]}x{data.image_size[1]} px, {session.limits.describe()}, on {session.device}.",
-        f"Contest of {sum(inside)} entries, then a final training of about {epochs} epochs:",
+        f"Contest of {sum(inside)} entries, then the final training of the winner:",
     ]
     width = max(len(e.label) for e in entries)
     for entry, row, (size, macs), there in zip(entries, rows, params, inside, strict=True):
-        note = "" if there else "  left out: too slow"
+        note = f"{row['epochs']} final epochs" if there else "left out: too slow"
         lines.append(
             f"  {entry.label:<{width}}  {units.show(size):>6} parameters  {units.show(macs):>6} MACs  "
-            f"{row['epoch']:7.2f} s an epoch{note}"
+            f"{row['epoch']:7.2f} s an epoch  {note}"
         )
     for what, share in SHARES.items():
-        lines.append(f"  round '{what}': {max(1, round(share * epochs))} epoch(s) each")
+        lines.append(f"  round '{what}': {100 * share:.0f} % of the final epochs each")
     memory = max(row["memory"] for row in rows)
     lines.append(
         f"About {duration(expected)}, {units.show(disk, 'memory')} of disk"
         + (f", {units.show(memory, 'memory')} of GPU memory" if memory else "")
         + ". Nothing was trained."
     )
-    return {"epochs": epochs, "seconds": expected, "disk": disk, "memory": memory, "entries": rows, "lines": lines}
+    return {"seconds": expected, "disk": disk, "memory": memory, "entries": rows, "lines": lines}

@@ -265,8 +265,7 @@ def _generations(every: Sequence[Trial]) -> Figure | None:
 
 
 def _label(candidate: Network, place: int) -> str | int:
-    name, other = candidate.name, "found with "  # by another recipe: with light augmentation
-    return "baseline" if name == "baseline" else name.removeprefix(other) if name.startswith(other) else place
+    return "baseline" if candidate.name == "baseline" else place
 
 
 def _candidates(facts: Facts) -> Figure | None:

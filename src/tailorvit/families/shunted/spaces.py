@@ -12,6 +12,7 @@ from typing import Any
 from tailorvit.arch import Arch, Value
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Named
+from tailorvit.families.network import handy
 from tailorvit.families.shunted.plain import ShuntedSettings
 from tailorvit.space import Dim, Space
 
@@ -153,8 +154,8 @@ def baseline(settings: Mapping[str, Any], stretch: float = 1.0) -> Iterator[Arch
 
     ``stretch`` multiplies the depth that belongs to a width.
     """
-    for embed, _ in _widths(settings):
-        for depth, mlp in itertools.product(_depths(embed, stretch), (4, 6, 8)):
+    for embed in (width for width, _ in _widths(settings) if handy(width)):
+        for depth, mlp in itertools.product(_depths(embed, stretch), (4, 5, 6, 7, 8)):
             yield shunted_arch(embed, depth, mlp)
 
 

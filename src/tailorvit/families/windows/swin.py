@@ -14,7 +14,7 @@ from tailorvit.arch import Arch, Value, number
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer, Named
 from tailorvit.families.blockwise import depth_span
-from tailorvit.families.network import Sides
+from tailorvit.families.network import Sides, handy
 from tailorvit.families.windows.elastic import (
     ElasticWindows,
     Stages,
@@ -151,7 +151,7 @@ def auto_space(settings: Mapping[str, Any]) -> Iterator[Space]:
 
 def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed Swins from small to large: MLP ratio 4."""
-    for embed in _widths(_unit(settings["heads"])):
+    for embed in filter(handy, _widths(_unit(settings["heads"]))):
         for third in _thirds(embed):
             yield swin_arch({"depth.3": third, "embed": number(embed), "mlp": 4})
 

@@ -14,7 +14,7 @@ from tailorvit.arch import Arch, Value, number
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer, Named
 from tailorvit.families.blockwise import depth_span
-from tailorvit.families.network import Sides
+from tailorvit.families.network import Sides, handy
 from tailorvit.families.windows.elastic import (
     ElasticWindows,
     Stages,
@@ -210,7 +210,7 @@ def baseline(settings: Mapping[str, Any]) -> Iterator[Arch]:
     """Hand-designed networks from small to large: Swin's shape, MLP ratio 4, heads times head width near the width."""
     dim = int(settings["head_dim"])
     maps = WindowSettings(tuple(settings["image_size"]), int(settings["patch"])).maps
-    for base in _bases():
+    for base in filter(handy, _bases()):
         widths = [base * 2**s for s in range(STAGES)]
         genes = {
             "embed": widths,

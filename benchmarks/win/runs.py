@@ -1,0 +1,198 @@
+"""Whole runs and single trainings by one recipe, for the tables that compare them.
+
+python benchmarks/win/runs.py CASE --data NAME=SOURCE [--image-size 96] --epochs 20 --seed 1 --out rows.jsonl
+
+Cases, in the order in which they build on each other:
+  default    the contest with its final trainings, and models of timm trained by the recipe it chose
+  families   the hand-designed network of every family, by that recipe
+  rates      the models of timm with half and twice that learning rate
+  parts      the winner without one of the things that made it: start, learning rate, augmentation, length
+  s4         a ViT by S4, by that recipe; with --on winner S4 on the winner's family
+  old        what version 0.2 did by default (--old-source: its src folder)
+  shapes     the ladder of ViT shapes of CIFAR-10, 40 epochs
+Every case appends rows to the output and skips what is there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parent))
+from sweep import PEERS, tried
+
+LIMIT = 1_500_000
+FAMILIES = ("vit", "pit", "swin", "windowed", "shunted")
+MORE = ("starnet_s100", "mobilenetv4_conv_small_050")  # models of timm that are tried at one learning rate
+LARGE = ("parts", "blocks", "spaces", "front", "fixed", "comparison", "data", "seed")  # of result.json, not in rows
+SHAPES = (  # depth, width, heads, MLP ratio; CIFAR-10, at most 1.5M
+    (12, 100, 3, 4),
+    (7, 132, 4, 4),
+    (4, 176, 5, 4),
+    (5, 192, 6, 2),
+    (3, 200, 6, 4),
+)
+Job = dict[str, Any]
+
+
+def rows(path: Path) -> list[Job]:
+    """What is known."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Study:
+    """One set of images and one seed."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.name, _, self.source = options.data.partition("=")
+        self.options, self.out = options, options.out
+        self.key = {"data": self.name, "seed": options.seed, "epochs": options.epochs}
+
+    def add(self, **row: Any) -> None:
+        """Store a row."""
+        with self.out.open("a") as file:
+            file.write(json.dumps({"case": self.options.case, **self.key, **row}) + "\n")
+        print(json.dumps(row)[:300], flush=True)
+
+    def chosen(self) -> Job:
+        """The recipe and network of the default run."""
+        for row in rows(self.out):
+            if row["case"] == "default" and all(row[k] == v for k, v in self.key.items()):
+                winner = row["contest"]["entries"][row["contest"]["winner"]]
+                augment = next(c["augment"] for c in row["candidates"] if c["chosen"])
+                return {"augment": augment, **{k: winner[k] for k in ("lr", "family", "stem", "shape")}}
+        raise SystemExit(f"{self.key}: run the case 'default' first.")
+
+    def run(self, text: str, *more: str, source: str | None = None) -> Job:
+        """``tailorvit run`` of a recipe; its result."""
+        with tempfile.TemporaryDirectory() as folder:
+            recipe, out = Path(folder, "recipe.toml"), Path(folder, "run")
+            recipe.write_text(text)
+            size = ["--image-size", str(self.options.image_size)] if self.options.image_size else []
+            command = [sys.executable, "-m", "tailorvit", "run", str(recipe), "--data", self.source, *size]
+            command += ["--max-params", str(LIMIT), "--seed", str(self.options.seed), "--out", str(out), "--quiet"]
+            paths = {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
+            begin = time.monotonic()
+            done = subprocess.run([*command, *more], env={**os.environ, **paths}, capture_output=True, text=True)
+            if done.returncode:
+                return {"failed": (done.stderr or done.stdout)[-500:]}
+            result = json.loads((out / "result.json").read_text())
+            result["wall"] = time.monotonic() - begin
+            return {k: v for k, v in result.items() if k not in LARGE}
+
+    def train(self, **job: Any) -> None:
+        """One training by the recipe of the default run, unless its row is there."""
+        job = {**job, "epochs": job.get("epochs", self.options.epochs)}
+        same = {"case": self.options.case, **self.key, **job}
+        if not any(all(row.get(k) == v for k, v in same.items()) for row in rows(self.out)):
+            asked = {**self.key, **job, "source": self.source, "test": True, "limit": LIMIT}
+            found = tried({**asked, "image_size": self.options.image_size})
+            self.add(**{k: v for k, v in found.items() if k != "source"})
+
+
+# -- cases ------------------------------------------------------------------------------------------------------------
+
+
+def recipe(epochs: int, method: str = "contest", family: str = "auto", **train: Any) -> str:
+    """The recipe image-folder with epochs instead of a budget of time."""
+    own = {"epochs": epochs, "batch": 0, "lr": 1e-3, "warmup": 3, "drop_path": 0.05, "precision": "auto", **train}
+    lines = [f"{k} = {json.dumps(v)}" for k, v in own.items()]
+    return "\n".join([f'method = "{method}"\nfamily = "{family}"\n[data]\nsource = "photos"\n[train]', *lines]) + "\n"
+
+
+def default(study: Study) -> None:
+    """The default run."""
+    peers = [f"--baseline=timm:{name}" for name in PEERS]
+    study.add(**study.run(recipe(study.options.epochs), *peers))
+
+
+def families(study: Study) -> None:
+    """Every family's hand-designed network."""
+    chosen = study.chosen()
+    for name in FAMILIES:
+        study.train(family=name, augment=chosen["augment"], lr=chosen["lr"])
+
+
+def rates(study: Study) -> None:
+    """Peers with other learning rates."""
+    chosen = study.chosen()
+    for name in (*PEERS, *MORE):
+        for factor in (0.5, 2) if name in PEERS else (1,):
+            study.train(peer=name, augment=chosen["augment"], lr=factor * chosen["lr"])
+
+
+def without(chosen: Mapping[str, Any], epochs: int) -> Iterator[Job]:
+    """The winner, and the winner without one thing."""
+    network = {k: chosen[k] for k in ("family", "stem", "shape")}
+    yield {**network, "augment": chosen["augment"], "lr": chosen["lr"]}
+    yield {**network, "augment": chosen["augment"], "lr": chosen["lr"], "init": "paper"}
+    yield {**network, "augment": chosen["augment"], "lr": 1e-3}
+    yield {**network, "augment": "standard", "lr": chosen["lr"]}
+    yield {**network, "augment": chosen["augment"], "lr": chosen["lr"], "epochs": max(1, epochs // 3)}
+
+
+def parts(study: Study) -> None:
+    """What the parts are worth."""
+    for job in without(study.chosen(), study.options.epochs):
+        study.train(**job)
+
+
+def search(epochs: int) -> str:
+    """What the recipe image-folder-gpu of version 0.2 had, its 100 and 300 epochs scaled."""
+    return (
+        "[s4]\niterations = 3\npairs = 40\nwarm_start = true\n"
+        f'[search]\nname = "evolution"\n[final]\nhow = "retrain"\n[final.train]\nepochs = {epochs}\n'
+    )
+
+
+def s4(study: Study) -> None:
+    """S4 by the chosen recipe."""
+    chosen, epochs = study.chosen(), study.options.epochs
+    family = chosen["family"] if study.options.on == "winner" else "vit"
+    text = recipe(-(-epochs // 3), "s4", family, augment=chosen["augment"], lr=chosen["lr"])
+    study.add(family=family, **study.run(text.replace("[data]", 'space = "auto"\n[data]') + search(epochs)))
+
+
+def old(study: Study) -> None:
+    """Version 0.2's default, with this study's epochs."""
+    epochs = study.options.epochs
+    text = recipe(-(-epochs // 3), "s4", "vit", batch=256, warmup=5, drop_path=0.1, precision="bf16")
+    text = text.replace('family = "vit"', 'space = "auto"').replace("source =", "cache = 8589934592\nsource =")
+    study.add(**study.run(text + search(epochs), source=study.options.old_source))
+
+
+def shapes(study: Study) -> None:
+    """ViTs of one size and other shapes."""
+    for depth, embed, heads, ratio in SHAPES:
+        arch = {"embed": embed, "depth": depth, "heads": heads, "mlp": ratio}
+        study.train(family="vit", arch=arch, augment="mild", lr=1e-3, batch=256)
+
+
+CASES = {f.__name__: f for f in (default, families, rates, parts, s4, old, shapes)}
+
+
+def main() -> None:
+    """One case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--data", required=True, help="NAME=SOURCE")
+    parser.add_argument("--image-size", type=int, default=None)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--on", choices=("vit", "winner"), default="vit")
+    parser.add_argument("--old-source", default=None)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    CASES[options.case](Study(options))
+
+
+if __name__ == "__main__":
+    main()
