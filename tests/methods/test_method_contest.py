@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_every_family_that_reads_images_takes_part_at_the_limit(digits):
         meter = Meter(entry.family, dict(entry.settings), limits)
         assert meter.fits(entry.arch) and meter.counter.params(entry.arch) > 45_000, entry.label
         assert entry.augment == LADDER[0] and Entry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
-    networks = [(e.family, e.settings) for e in entries]
+    networks = [(e.arch, e.settings) for e in entries]
     assert len(set(networks)) == len(networks)
 
 
@@ -59,14 +60,15 @@ def test_one_family_alone_and_none_that_fits(digits):
 def test_rounds_ask_one_thing_each_and_survivors_train_on(held):
     result, _ = held
     found = result["contest"]
-    assert [r["asks"] for r in found["rungs"]] == ["family", "shape", "learning rate", "augmentation"]
+    asked = ["all networks", "best of each family", "best three", "learning rate", "augmentation"]
+    assert [r["asks"] for r in found["rungs"]] == asked[-len(found["rungs"]) :] and len(found["rungs"]) >= 4
     entries = found["entries"]
     for number, rung in enumerate(found["rungs"]):
         rows = [e for e in entries if any(r["rung"] == number for r in e["rungs"])]
         ends = {r["total_epochs"] for e in rows for r in e["rungs"] if r["rung"] == number}
         assert len(rows) == rung["entries"] and len(ends) == 1, "all have seen as many epochs"
         assert sum(r["kept"] for e in rows for r in e["rungs"] if r["rung"] == number) == rung["kept"]
-    last = [e for e in entries if e["rungs"][-1]["rung"] == 3]
+    last = [e for e in entries if e["rungs"][-1]["rung"] == len(found["rungs"]) - 1]
     climbed = [e["augment"] for e in last]
     assert climbed == list(LADDER[: len(climbed)]) and len(climbed) >= 2, "up the ladder, step by step"
     assert {e["lr"] for e in entries} == {0.0005, 0.001, 0.002, 0.004}
@@ -129,7 +131,7 @@ def test_a_family_is_weighed_by_its_best_stem():
     for standing, (name, stem) in zip(made.standings, names, strict=True):
         e = standing.entry
         standing.entry = Entry(name, stem, e.shape, e.arch, e.settings, e.augment, e.lr)
-    made._weigh("family", [0, 1, 2, 3])
+    made._weigh("all networks", [0, 1, 2, 3])
     assert [(w["what"], w["best"], w["worst"], w["points"]) for w in made.worth] == [
         ("family", "vit", "pit", 2.5),
         ("stem", "fine", "usual", 25.0),
@@ -226,16 +228,24 @@ def test_the_time_left_of_a_whole_run_is_shown(capsys):
     assert "left" not in first and second.endswith("run: 10 min left")
 
 
-def test_another_shape_goes_through_the_rounds_it_missed(tmp_path):
-    settings = {**SMALL, "data.limit": 60, "data.image_size": 24, "family": "vit"}
-    out = tmp_path / "run"
-    result = tailorvit.run("image-folder", tiny=True, max_params="150k", settings=settings, out=out, progress="quiet")
-    entries = result["contest"]["entries"]
-    others = [e for e in entries if e["shape"] != HAND and e["rungs"][0]["rung"] == 1]
-    usual = next(e for e in entries if len(e["rungs"]) > 1)
-    assert others and {e["rungs"][0]["total_epochs"] for e in others} == {usual["rungs"][1]["total_epochs"]}
-    with Run.open(out, lock=False) as run:
-        assert all(run.result(f"contest-0-{e['id']}") for e in others)
+def test_the_best_of_each_family_passes_the_first_cut():
+    made = standings([("mild", right) for right in (400, 390, 380, 100)])
+    for standing, name in zip(made.standings, ("vit", "vit", "pit", "swin"), strict=True):
+        standing.entry = replace(standing.entry, family=name)
+    assert made._first_cut([0, 1, 2, 3]) == [0, 2, 3, 1]
+
+
+def test_other_shapes_take_part(digits):
+    entries = first_entries("vit", digits, Limits.of(max_params="150k"), TrainSettings())
+    assert {e.shape for e in entries} > {HAND} and len({e.arch for e in entries}) == len(entries)
+
+
+def test_as_many_take_part_in_each_round_as_the_plan_counts(held):
+    found = held[0]["contest"]
+    began = found["rungs"][0]["entries"]
+    counted = {what: n for what, n in schedule._entries(began).items() if n}
+    counted["augmentation"] = found["rungs"][-1]["entries"]  # where the climb ends is not known before
+    assert {r["asks"]: r["entries"] for r in found["rungs"]} == counted
 
 
 def test_a_budget_that_is_too_short_is_refused_before_there_is_a_folder(tmp_path):

@@ -1,9 +1,10 @@
 """The contest: family, stem, shape, learning rate and augmentation, chosen by short trainings before anything else.
 
-It goes in rounds. Each round asks one question, and adds entries that differ from the best so far in that one thing.
-All entries of a round train for the same number of epochs (or, under a budget of time, for the same time), each round
-from the learning rate down to nothing, and the best on the search images go on to the next round with the weights they
-have. Every round's result is stored, so a killed contest goes on where it was.
+It goes in rounds. The first three choose the network, each longer and with fewer of them; then come the learning rate
+and the augmentation, with entries that differ from the best so far in that one thing. All entries of a round train for
+the same number of epochs (or, under a budget of time, for the same time), each round from the learning rate down to
+nothing, and the best on the search images go on to the next round with the weights they have. Every round's result is
+stored, so a killed contest goes on where it was.
 """
 
 from __future__ import annotations
@@ -35,12 +36,20 @@ if TYPE_CHECKING:
     from tailorvit.data import Data
     from tailorvit.methods.session import Session
 
+NETWORK = ("family", "stem", "shape")  # what the first rounds choose
 AUTO = "auto"  # as a family: all that fit take part
 USUAL = "usual"  # the stem that suits the image size
 HAND = "hand-designed"
 RATES = (0.5, 1.0, 2.0, 4.0)  # times the recipe's learning rate
-SHARES = {"family": 1 / 8, "shape": 1 / 8, "learning rate": 1 / 10, "augmentation": 1 / 3}  # of the final epochs
-KEPT = {"family": 2, "shape": 1, "learning rate": 1, "augmentation": 1}  # entries that go on
+FAMILY = "best of each family"
+CUTS = {"all networks": 6, FAMILY: 3, "best three": 1}  # the first rounds, and how many go on
+SHARES = {  # of the final epochs
+    "all networks": 1 / 16,
+    FAMILY: 1 / 8,
+    "best three": 1 / 4,
+    "learning rate": 1 / 10,
+    "augmentation": 1 / 3,
+}
 WARMUP = 0.2  # of a round's epochs, at most
 ERRORS = 1.0  # standard errors within which augmentations cannot be told apart
 
@@ -107,7 +116,7 @@ class Standing:
 def first_entries(
     family_name: str, data: Data, limits: Limits, train: TrainSettings, device: str = "cpu"
 ) -> list[Entry]:
-    """The hand-designed network of every family and stem that fits data and limits."""
+    """The hand-designed network of every family and stem that fits data and limits, and the families' other shapes."""
     names = _families(data) if family_name == AUTO else [family(family_name).name]
     entries: list[Entry] = []
     refused: list[str] = []
@@ -119,8 +128,10 @@ def first_entries(
             except TailorError as error:
                 refused.append(f"{name}{'' if stem == USUAL else ' ' + stem}: {error}")
                 continue
-            if found is not None and all((name, settings) != (e.family, e.settings) for e in entries):
-                entries.append(Entry(name, stem, HAND, found, settings, _mildest(train), train.lr))
+            if found is None or any((name, settings) == (e.family, e.settings) for e in entries):
+                continue
+            own = Entry(name, stem, HAND, found, settings, _mildest(train), train.lr)
+            entries += [own, *_other_shapes(own, limits, device)] if stem == USUAL else [own]
     if not entries:
         high, wide = data.image_size
         who = "family" if family_name == AUTO else family_name
@@ -130,6 +141,16 @@ def first_entries(
             f"{limits.describe()}{reason}"
         )
     return entries
+
+
+def _other_shapes(entry: Entry, limits: Limits, device: str) -> Iterator[Entry]:
+    """Networks of its family with the same stem that are shallower and wider, or deeper and narrower."""
+    seen = {entry.arch}
+    for name, row in family(entry.family).shapes.items():
+        arch = largest_of(row, entry.family, entry.settings, limits, device)
+        if arch is not None and arch not in seen:
+            seen.add(arch)
+            yield replace(entry, shape=name, arch=arch)
 
 
 def _mildest(train: TrainSettings) -> str:
@@ -174,10 +195,12 @@ class Contest:
 
     def hold(self) -> Standing:
         """All rounds; the winner."""
-        still = self.ask("family", list(range(len(self.standings))))
-        still = self.ask("shape", [*still, *self._newcomers("shape", still[0], self._shapes)])
-        still = self.ask("learning rate", [*still, *self._newcomers("learning rate", still[0], self._rates)])
-        return self.climb(self.standings[still[0]])
+        still = list(range(len(self.standings)))
+        for what, kept in CUTS.items():
+            if len(still) > kept:
+                still = self.ask(what, still, kept)
+        leader = still[0]
+        return self.climb(self.standings[self.ask("learning rate", [leader, *self._other_rates(leader)])[0]])
 
     def climb(self, leader: Standing) -> Standing:
         """The last round: up the ladder of augmentations, each from fresh weights, until one is clearly worse."""
@@ -191,7 +214,7 @@ class Contest:
             best = max(tried, key=lambda n: self.standings[n].accuracy)
             if paired_difference(self.standings[best].correct, self.standings[tried[-1]].correct, ERRORS).clear:
                 break
-        return self.standings[self._end(number, "augmentation", tried)[0]]
+        return self.standings[self._end(number, "augmentation", tried, 1)[0]]
 
     def facts(self, winner: Standing) -> dict[str, Any]:
         """For result.json and the report."""
@@ -239,25 +262,19 @@ class Contest:
 
     # -- one round ----------------------------------------------------------------------------------------------------
 
-    def ask(self, what: str, numbers: list[int]) -> list[int]:
+    def ask(self, what: str, numbers: list[int], kept: int = 1) -> list[int]:
         """One round: train these on and keep the best, the best first."""
-        if len(numbers) < 2:
-            return numbers
         number = len(self.rounds)
         for done, n in enumerate(numbers, 1):
-            if self.standings[n].weights is None:
-                # A newcomer goes through the rounds it missed: one long training would beat two short ones.
-                for missed in self.rounds:
-                    self._train(n, missed["asks"], missed["rung"], missed=True)
             self._train(n, what, number)
             self.session.progress.step(f"contest, {what}", done, len(numbers), {"accuracy": self.standings[n].accuracy})
-        return self._end(number, what, numbers)
+        return self._end(number, what, numbers, kept)
 
-    def _end(self, number: int, what: str, numbers: list[int]) -> list[int]:
+    def _end(self, number: int, what: str, numbers: list[int], count: int) -> list[int]:
         """Close a round: note who goes on, delete weights, say who is ahead."""
         # The best first; of equals the one that came first stays ahead.
         ranked = sorted(numbers, key=lambda n: -self.standings[n].accuracy)
-        kept = ranked[: KEPT[what]]
+        kept = self._first_cut(ranked)[:count] if what == next(iter(CUTS)) else ranked[:count]
         epochs = [self.standings[n].length(what) for n in numbers]
         for n in numbers:
             self.standings[n].rounds[-1]["kept"] = n in kept
@@ -273,8 +290,14 @@ class Contest:
         )
         return kept
 
-    def _train(self, n: int, what: str, number: int, missed: bool = False) -> None:
-        """Train entry n on for one round, or read how it went where that is stored; a missed round does not count."""
+    def _first_cut(self, ranked: list[int]) -> list[int]:
+        """The best of each family before all others: the first round is too short to tell families apart."""
+        names = [self.standings[n].entry.family for n in ranked]
+        leaders = [n for i, n in enumerate(ranked) if names[i] not in names[:i]]
+        return [*leaders, *(n for n in ranked if n not in leaders)]
+
+    def _train(self, n: int, what: str, number: int) -> None:
+        """Train entry n on for one round, or read how it went where that is stored."""
         session, standing = self.session.for_space(self.standings[n].entry.space), self.standings[n]
         epochs = standing.length(what)
         stage, known = f"contest-{number}-{n}", self.session.run.result(f"contest-{number}-{n}")
@@ -297,8 +320,6 @@ class Contest:
         bits = np.frombuffer(bytes.fromhex(known["correct"]), dtype=np.uint8)
         standing.correct = np.unpackbits(bits)[: known["images"]].astype(bool)
         standing.weights, standing.epochs = stage, standing.epochs + epochs
-        if missed:
-            return
         standing.rounds.append(
             {
                 "rung": number,
@@ -319,39 +340,24 @@ class Contest:
         for n in range(len(self.standings)) if number else ():
             self.session.run.drop_checkpoint(f"contest-{number - 1}-{n}")
 
-    # -- who comes in -------------------------------------------------------------------------------------------------
-
-    def _newcomers(self, what: str, leader: int, variants: Callable[[Entry], Iterator[Entry]]) -> list[int]:
-        """Entries that differ in one thing from the leader; they go on from the same weights where these fit."""
+    def _other_rates(self, leader: int) -> list[int]:
+        """The leader with other learning rates, each going on from its weights."""
         first, parent = len(self.standings), self.standings[leader]
-        known = self.session.run.result(f"contest-entries {what}")
-        if known is None:  # stored, because a latency measured again might choose others
-            known = [e.to_dict() for e in variants(parent.entry)]
-            self.session.run.finish(f"contest-entries {what}", known)
-        for entry in map(Entry.from_dict, known):
-            if all(entry != s.entry for s in self.standings):
-                fits = entry.arch == parent.entry.arch
-                weights, epochs = (parent.weights, parent.epochs) if fits else (None, 0)
-                self.standings.append(Standing(entry, parent.full, weights, epochs))
-        return list(range(first, len(self.standings)))
-
-    def _shapes(self, entry: Entry) -> Iterator[Entry]:
-        session = self.session
-        for name, row in family(entry.family).shapes.items():
-            arch = largest_of(row, entry.family, entry.settings, session.limits, session.device)
-            if arch is not None and arch != entry.arch:
-                yield replace(entry, shape=name, arch=arch)
-
-    def _rates(self, entry: Entry) -> Iterator[Entry]:
         for factor in RATES:
-            yield replace(entry, lr=factor * self.session.config.final.train.lr)
+            entry = replace(parent.entry, lr=factor * self.session.config.final.train.lr)
+            if entry != parent.entry:
+                self.standings.append(Standing(entry, parent.full, parent.weights, parent.epochs))
+        return list(range(first, len(self.standings)))
 
     # -- comparisons --------------------------------------------------------------------------------------------------
 
     def _weigh(self, what: str, ranked: list[int]) -> None:
-        """What a choice was worth: the best against the worst that differ from it in this one thing."""
+        """What a choice was worth: the best against the worst that differ from it in this one thing.
+
+        Family, stem and shape are weighed in the first round, in which all of them took part.
+        """
         best = self.standings[ranked[0]]
-        for thing in ("family", "stem") if what == "family" else (what,):
+        for thing in () if self.rounds[1:] and what in CUTS else NETWORK if what in CUTS else (what,):
             leaders: dict[Any, Standing] = {}
             for row in (self.standings[n] for n in ranked):
                 if _others(row.entry, thing) == _others(best.entry, thing):
@@ -383,9 +389,9 @@ def _value(entry: Entry, what: str) -> Any:
 
 
 def _others(entry: Entry, what: str) -> tuple[Any, ...]:
-    """All choices but one; families are compared at their best stem."""
-    names = ("family", "stem", "shape", "learning rate", "augmentation")
-    return tuple(_value(entry, n) for n in names if n != what and not (what == "family" and n == "stem"))
+    """All choices but one; families are compared at their best stem and shape."""
+    free = NETWORK if what == "family" else (what,)
+    return tuple(_value(entry, n) for n in (*NETWORK, "learning rate", "augmentation") if n not in free)
 
 
 def _span(epochs: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from tailorvit import units
 from tailorvit.errors import TailorError
-from tailorvit.methods.contest import KEPT, RATES, SHARES, Entry, Standing, contest_training
+from tailorvit.methods.contest import CUTS, RATES, SHARES, Entry, Standing, contest_training
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, Sink
 from tailorvit.train.loop import Trainer
@@ -23,7 +23,6 @@ DEFAULTS = {"cuda": 600.0, "cpu": 1200.0}  # seconds for a run on one's own imag
 RESERVE = 0.06  # of the time, for tests, the analysis of the network and the report
 LEAST, MOST = 5, 300  # final epochs
 RUNGS = 3  # of the ladder of augmentations: where the climb usually ends
-SHAPES = 2  # other shapes of a family: shallow and deep
 TOO_LONG = 1.2  # times the budget: a run that would take longer is refused
 ROUNDING = 1e-6  # five epochs in the time of five are five
 STEPS = 400  # lengths of the final training that a plan tries
@@ -80,12 +79,22 @@ def predicted(paces: Sequence[dict[str, float]], epochs: Sequence[int], training
     total, later = 0.0, []
     for pace, full in zip(paces, epochs, strict=True):
         each = {what: max(1, round(share * full)) for what, share in SHARES.items()}
-        total += pace["setup"] + each["family"] * pace["epoch"]
-        seen = KEPT["family"] * each["shape"] + SHAPES * (each["family"] + each["shape"])
-        seen += (len(RATES) - 1 + KEPT["shape"]) * each["learning rate"] + RUNGS * each["augmentation"]
-        begun = KEPT["family"] + 2 * SHAPES + len(RATES) + RUNGS
-        later.append(begun * pace["setup"] + seen * pace["epoch"] + trainings * (pace["setup"] + full * pace["epoch"]))
+        entries = _entries(len(paces))
+        first = next(what for what in SHARES if entries[what])
+        total += pace["setup"] + each[first] * pace["epoch"] if first in CUTS else 0.0
+        rest = {what: count for what, count in entries.items() if what != first or what not in CUTS}
+        begun, seen = sum(rest.values()), sum(count * each[what] for what, count in rest.items())
+        later.append((begun + trainings) * pace["setup"] + (seen + trainings * full) * pace["epoch"])
     return total + max(later)
+
+
+def _entries(count: int) -> dict[str, int]:
+    """How many take part in each round of a contest that so many enter."""
+    found = {}
+    for what, kept in CUTS.items():
+        found[what] = count if count > kept else 0
+        count = min(count, kept)
+    return {**found, "learning rate": len(RATES), "augmentation": RUNGS}
 
 
 def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dict[str, Any]:
@@ -156,7 +165,7 @@ def planned(session: Session) -> dict[str, Any]:
     inside = [row["inside"] for row in rows]
     params = [session.for_space(e.space).meter.counter.both(e.arch) for e in entries]
     # Weights and the optimiser's two moments, of those that go on.
-    disk = 3 * 4 * max(p for p, _ in params) * (KEPT["family"] + 2)
+    disk = 3 * 4 * max(p for p, _ in params) * (max(CUTS.values()) + 2)
     data = session.data
     lines = [
         f"{data.source}: {data.counts['train']} training / {data.counts['search']} search / {data.counts['test']} test "
