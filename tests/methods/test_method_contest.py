@@ -71,7 +71,7 @@ def test_rounds_ask_one_thing_each_and_survivors_train_on(held):
     last = [e for e in entries if e["rungs"][-1]["rung"] == len(found["rungs"]) - 1]
     climbed = [e["augment"] for e in last]
     assert climbed == list(LADDER[: len(climbed)]) and len(climbed) >= 2, "up the ladder, step by step"
-    assert {e["lr"] for e in entries} == {0.0005, 0.001, 0.002, 0.004}
+    assert {e["lr"] for e in entries} in ({0.0005, 0.001, 0.002}, {0.001, 0.002, 0.004})
     winner = entries[found["winner"]]
     assert winner["won"] and sum(e["won"] for e in entries) == 1 and winner in last
     assert found["why"].startswith(winner["family"])
@@ -81,10 +81,12 @@ def test_the_winner_is_trained_as_the_contest_chose(held):
     result, folder = held
     winner = result["contest"]["entries"][result["contest"]["winner"]]
     assert result["arch"] == winner["arch"] and result["params"] <= 20_000
-    (trained,) = (row["augment"] for row in result["candidates"])
+    trained, left = (row["augment"] for row in result["candidates"])
+    assert left == winner["augment"], "the network as the contest left it competes"
     assert LADDER.index(trained) == min(LADDER.index(winner["augment"]) + 1, 3), "one step above the best of the climb"
     assert trained == winner["augment"] or f"{trained} augmentation" in result["contest"]["why"]
-    assert not list((folder / "checkpoints").glob("contest-[012]-*")), "weights nobody goes on with are deleted"
+    kept = {path.name.split(".")[0] for path in (folder / "checkpoints").glob("contest-*")}
+    assert len(kept) == 1, "the winner's weights; others are deleted"
     with Run.open(folder, lock=False) as run:
         assert [t["stage"] for t in run.trials()].count("contest-0-0") == 1
     assert tailorvit.load(folder)(np_images()).shape == (2, 10)
@@ -163,7 +165,7 @@ def test_all_get_the_same_time_and_a_longer_budget_buys_epochs(tmp_path, monkeyp
     left_out = [[r["label"].split(",")[0] for r in p["entries"] if not r["inside"]] for p in (short, middle, long)]
     assert left_out == [["shunted"], [], []], "five epochs at least"
     epochs = {r["label"].split(",")[0]: r["epochs"] for r in middle["entries"]}
-    assert epochs["shunted"] == epochs["vit"] // 5 and epochs["windowed"] == int(epochs["vit"] / 1.2)
+    assert epochs["shunted"] == epochs["vit"] // 5 and abs(1.2 * epochs["windowed"] - epochs["vit"]) < 1.5
     assert max(r["epochs"] for r in long["entries"]) == schedule.MOST
 
 
@@ -172,6 +174,7 @@ def test_the_final_training_uses_what_is_left(tmp_path):
     winner = Standing(session.plan.entries[0], 60, rounds=[{"seconds": 8.0, "epochs": 4}])
     session.run.spend("contest-0-0", 300.0)
     assert schedule.final_epochs(session, winner, 500) == int((0.94 * 500 - 300) / 2)
+    assert schedule.final_epochs(session, winner, 500, thirds=3) == int((0.94 * 500 - 300) / 2 / 2)
     assert schedule.final_epochs(session, winner, 301) == schedule.LEAST
 
 
@@ -244,7 +247,7 @@ def test_as_many_take_part_in_each_round_as_the_plan_counts(held):
     found = held[0]["contest"]
     began = found["rungs"][0]["entries"]
     counted = {what: n for what, n in schedule._entries(began).items() if n}
-    counted["augmentation"] = found["rungs"][-1]["entries"]  # where the climb ends is not known before
+    counted["augmentation"] = found["rungs"][-1]["entries"]  # the lowest step is trained already; its end is not known
     assert {r["asks"]: r["entries"] for r in found["rungs"]} == counted
 
 

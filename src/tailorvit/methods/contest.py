@@ -1,10 +1,10 @@
 """The contest: family, stem, shape, learning rate and augmentation, chosen by short trainings before anything else.
 
-It goes in rounds. The first three choose the network, each longer and with fewer of them; then come the learning rate
-and the augmentation, with entries that differ from the best so far in that one thing. All entries of a round train for
-the same number of epochs (or, under a budget of time, for the same time), each round from the learning rate down to
-nothing, and the best on the search images go on to the next round with the weights they have. Every round's result is
-stored, so a killed contest goes on where it was.
+It goes in rounds. Three choose the network, each longer and with fewer of them: the best on the search images go on
+with the weights they have. Two more train the winner from fresh weights, with other learning rates and up the ladder of
+augmentations. All entries of a round train for the same number of epochs (or, under a budget of time, for the same
+time), each round from the learning rate down to nothing. Every training's result is stored, so a killed contest goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ NETWORK = ("family", "stem", "shape")  # what the first rounds choose
 AUTO = "auto"  # as a family: all that fit take part
 USUAL = "usual"  # the stem that suits the image size
 HAND = "hand-designed"
-RATES = (0.5, 1.0, 2.0, 4.0)  # times the recipe's learning rate
+RATES = (0.5, 1.0, 2.0, 4.0)  # times the recipe's learning rate: two are tried, and the next on the better side
 FAMILY = "best of each family"
 CUTS = {"all networks": 6, FAMILY: 3, "best three": 1}  # the first rounds, and how many go on
 SHARES = {  # of the final epochs
     "all networks": 1 / 16,
-    FAMILY: 1 / 8,
-    "best three": 1 / 4,
-    "learning rate": 1 / 10,
+    FAMILY: 1 / 12,
+    "best three": 1 / 6,
+    "learning rate": 1 / 3,
     "augmentation": 1 / 3,
 }
 WARMUP = 0.2  # of a round's epochs, at most
@@ -187,8 +187,14 @@ def largest_of(
 class Contest:
     """The rounds of one run."""
 
-    def __init__(self, session: Session, entries: Sequence[Entry], epochs: Sequence[int]) -> None:
-        self.session = session
+    def __init__(
+        self,
+        session: Session,
+        entries: Sequence[Entry],
+        epochs: Sequence[int],
+        lengthen: Callable[[Standing], int] | None = None,
+    ) -> None:
+        self.session, self.lengthen = session, lengthen  # the winner's final epochs by the time that is left
         self.standings = [Standing(e, full) for e, full in zip(entries, epochs, strict=True)]
         self.rounds: list[dict[str, Any]] = []
         self.worth: list[dict[str, Any]] = []
@@ -199,18 +205,32 @@ class Contest:
         for what, kept in CUTS.items():
             if len(still) > kept:
                 still = self.ask(what, still, kept)
-        leader = still[0]
-        return self.climb(self.standings[self.ask("learning rate", [leader, *self._other_rates(leader)])[0]])
+        leader = self.standings[still[0]]
+        if self.lengthen is not None and leader.rounds:
+            leader.full = self.lengthen(leader)
+        return self.climb(self.set_rate(leader))
 
-    def climb(self, leader: Standing) -> Standing:
-        """The last round: up the ladder of augmentations, each from fresh weights, until one is clearly worse."""
-        if self.session.config.final.train.augment != AUTO:
-            return leader
+    def set_rate(self, leader: Standing) -> int:
+        """The leader from fresh weights, with its learning rate and the next, then with the one beyond the better."""
+        self._forget(leader.weights)
         number, tried = len(self.rounds), list[int]()
-        for name in LADDER:
-            tried.append(len(self.standings))
-            self.standings.append(Standing(replace(leader.entry, augment=name), leader.full))
-            self._train(tried[-1], "augmentation", number)
+        rates = [factor * self.session.config.final.train.lr for factor in RATES]
+        for rate in rates[1:3]:
+            tried.append(self._fresh(replace(leader.entry, lr=rate), leader.full, "learning rate", number))
+        first, second = (self.standings[n].accuracy for n in tried)
+        beyond = rates[3] if second > first else rates[0]
+        tried.append(self._fresh(replace(leader.entry, lr=beyond), leader.full, "learning rate", number))
+        return self._end(number, "learning rate", tried, 1)[0]
+
+    def climb(self, best: int) -> Standing:
+        """Up the ladder of augmentations, each from fresh weights, until one is clearly worse than the best so far."""
+        first = self.standings[best]
+        if self.session.config.final.train.augment != AUTO:
+            return first
+        number, tried = len(self.rounds), [best]
+        first.rounds.append({**first.rounds[-1], "rung": number, "seconds": 0.0})  # the lowest step, trained already
+        for name in LADDER[1:]:
+            tried.append(self._fresh(replace(first.entry, augment=name), first.full, "augmentation", number))
             best = max(tried, key=lambda n: self.standings[n].accuracy)
             if paired_difference(self.standings[best].correct, self.standings[tried[-1]].correct, ERRORS).clear:
                 break
@@ -278,7 +298,9 @@ class Contest:
         epochs = [self.standings[n].length(what) for n in numbers]
         for n in numbers:
             self.standings[n].rounds[-1]["kept"] = n in kept
-        self._forget(number, numbers, kept)
+        for n in numbers:
+            if n not in kept:
+                self._forget(self.standings[n].weights)
         row = {"rung": number, "asks": what, "epochs": max(epochs), "entries": len(numbers), "kept": len(kept)}
         self.rounds.append(row)
         self._weigh(what, ranked)
@@ -319,6 +341,7 @@ class Contest:
             session.run.finish(stage, known)
         bits = np.frombuffer(bytes.fromhex(known["correct"]), dtype=np.uint8)
         standing.correct = np.unpackbits(bits)[: known["images"]].astype(bool)
+        self._forget(standing.weights)
         standing.weights, standing.epochs = stage, standing.epochs + epochs
         standing.rounds.append(
             {
@@ -332,22 +355,17 @@ class Contest:
             }
         )
 
-    def _forget(self, number: int, numbers: list[int], kept: list[int]) -> None:
-        """Delete weights nobody goes on with: those of the losers, and those of the round before."""
-        for n in numbers:
-            if n not in kept:
-                self.session.run.drop_checkpoint(f"contest-{number}-{n}")
-        for n in range(len(self.standings)) if number else ():
-            self.session.run.drop_checkpoint(f"contest-{number - 1}-{n}")
+    def _fresh(self, entry: Entry, full: int, what: str, number: int) -> int:
+        """A new entry, trained for one round."""
+        self.standings.append(Standing(entry, full))
+        self._train(len(self.standings) - 1, what, number)
+        self.session.progress.step(f"contest, {what}", 1, 1, {"accuracy": self.standings[-1].accuracy})
+        return len(self.standings) - 1
 
-    def _other_rates(self, leader: int) -> list[int]:
-        """The leader with other learning rates, each going on from its weights."""
-        first, parent = len(self.standings), self.standings[leader]
-        for factor in RATES:
-            entry = replace(parent.entry, lr=factor * self.session.config.final.train.lr)
-            if entry != parent.entry:
-                self.standings.append(Standing(entry, parent.full, parent.weights, parent.epochs))
-        return list(range(first, len(self.standings)))
+    def _forget(self, weights: str | None) -> None:
+        """Delete weights nobody goes on with."""
+        if weights is not None:
+            self.session.run.drop_checkpoint(weights)
 
     # -- comparisons --------------------------------------------------------------------------------------------------
 
@@ -410,7 +428,7 @@ def contest_training(final: TrainSettings, entry: Entry, epochs: int) -> TrainSe
 
 def after_contest(session: Session) -> tuple[Session, Standing, dict[str, Any]]:
     """Hold the contest; the run as it goes on with the winner, the winner, and the facts of result.json."""
-    from tailorvit.methods.schedule import final_epochs, plan_time
+    from tailorvit.methods.schedule import THIRDS, final_epochs, plan_time
 
     run, config = session.run, session.config
     known = run.result("contest-entries")
@@ -430,15 +448,20 @@ def after_contest(session: Session) -> tuple[Session, Standing, dict[str, Any]]:
         epochs = [row["epochs"] for row in plan["entries"] if row["inside"]]
         text = f"Plan: {len(entries)} entries, {_span(epochs)} final epochs by their speed"
         session.log_once("plan", text + (f"; too slow for the time: {', '.join(slow)}." if slow else "."))
-    contest = Contest(session, entries, epochs)
+
+    def epochs_left(stage: str, standing: Standing, thirds: int) -> int:
+        """Final epochs in the time that is left, if that many trainings of a third come before; settled once."""
+        known = run.result(stage)
+        if known is None:
+            known = {"epochs": final_epochs(session, standing, seconds or 0.0, thirds)}
+            run.finish(stage, known)
+        return int(known["epochs"])
+
+    timed = seconds is not None
+    lengthen = (lambda leader: epochs_left("plan-tuning", leader, THIRDS)) if timed else None
+    contest = Contest(session, entries, epochs, lengthen)
     winner = contest.hold()
-    final = winner.full
-    if seconds is not None:
-        left = run.result("plan-final")
-        if left is None:
-            left = {"epochs": final_epochs(session, winner, seconds)}
-            run.finish("plan-final", left)
-        final = int(left["epochs"])
+    final = epochs_left("plan-final", winner, 0) if timed else winner.full
     facts = {"contest": contest.facts(winner), **({} if plan is None else {"plan": {**plan, "final_epochs": final}})}
     chosen = won(config, winner.entry, final, contest.final_augment(winner))
     return session.for_space(winner.entry.space, chosen), winner, facts
@@ -456,12 +479,15 @@ def won(config: Config, entry: Entry, epochs: int, augment: str) -> Config:
 
 
 def contest(session: Session) -> dict[str, Any]:
-    """Hold the contest, train the winner."""
-    from tailorvit.methods.finish import finish
+    """Hold the contest, train the winner; the network that the contest left competes with it."""
+    from tailorvit.methods.finish import Finished, finish
 
     session, winner, facts = after_contest(session)
     trial = session.trial(Candidate(winner.entry.arch, "contest"), winner.accuracy, 0)
-    return {**finish(session, [trial], None), **facts}
+    model = session.build(winner.entry.arch, session.config.final.train.drop_path)
+    session.read_weights(model, str(winner.weights))
+    left = Finished("contest", winner.entry.arch, trial, model.to(session.device), winner.correct, winner.entry.augment)
+    return {**finish(session, [trial], None, others=[left]), **facts}
 
 
 METHOD = Method("contest", "choose family, shape, augmentation and learning rate by short trainings", contest)

@@ -76,13 +76,15 @@ def finish(
     start: nn.Module | None = None,
     *,
     given: bool = False,
+    others: Sequence[Finished] = (),
 ) -> dict[str, Any]:
     """Finish the best architectures, choose by the search split, then open the test split for the final figures.
 
     The baseline competes, except with an architecture that was ``given``. ``start`` is the network whose weights the
-    last training began with, where there is no supernet. Returns the facts of result.json.
+    last training began with, where there is no supernet. ``others`` are trained already and compete.
+    Returns the facts of result.json.
     """
-    found = _finish_best(session, trials, supernet, start)
+    found = [*_finish_best(session, trials, supernet, start), *others]
     baseline = _train_baseline(session, supernet)
     finished = found if given or baseline is None else [*found, baseline]
     peers = train_peers(session, baseline_training(session, supernet))

@@ -11,7 +11,7 @@ import torch
 
 from tailorvit import units
 from tailorvit.errors import TailorError
-from tailorvit.methods.contest import CUTS, RATES, SHARES, Entry, Standing, contest_training
+from tailorvit.methods.contest import CUTS, SHARES, Entry, Standing, contest_training
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, Sink
 from tailorvit.train.loop import Trainer
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 DEFAULTS = {"cuda": 600.0, "cpu": 1200.0}  # seconds for a run on one's own images
 RESERVE = 0.06  # of the time, for tests, the analysis of the network and the report
 LEAST, MOST = 5, 300  # final epochs
-RUNGS = 3  # of the ladder of augmentations: where the climb usually ends
+RATES_TRIED, STEPS_CLIMBED = 3, 2  # trainings of the last two rounds, where the climb ends as it usually does
+THIRDS = RATES_TRIED + STEPS_CLIMBED  # each a third of the final training
 TOO_LONG = 1.2  # times the budget: a run that would take longer is refused
 ROUNDING = 1e-6  # five epochs in the time of five are five
 STEPS = 400  # lengths of the final training that a plan tries
@@ -94,7 +95,7 @@ def _entries(count: int) -> dict[str, int]:
     for what, kept in CUTS.items():
         found[what] = count if count > kept else 0
         count = min(count, kept)
-    return {**found, "learning rate": len(RATES), "augmentation": RUNGS}
+    return {**found, "learning rate": RATES_TRIED, "augmentation": STEPS_CLIMBED}
 
 
 def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dict[str, Any]:
@@ -133,12 +134,15 @@ def _time(paces: Sequence[dict[str, float]], inside: dict[int, int], trainings: 
     return predicted([paces[i] for i in inside], list(inside.values()), trainings)
 
 
-def final_epochs(session: Session, winner: Standing, seconds: float) -> int:
-    """Epochs of the final training in the time that is left, at the winner's pace in its last round."""
-    last = winner.rounds[-1]
+def final_epochs(session: Session, standing: Standing, seconds: float, thirds: int = 0) -> int:
+    """Epochs of the final training in the time that is left, at an entry's pace in its last round.
+
+    That many trainings of a third of its length come before it.
+    """
+    paces = [leg["seconds"] / leg["epochs"] for leg in standing.rounds if leg["seconds"]]
     left = (1 - RESERVE) * seconds - sum(session.run.seconds().values())
-    trainings = 1 + len(session.config.peers)
-    return int(np.clip(left / trainings / max(last["seconds"] / last["epochs"], 1e-9), LEAST, MOST))
+    trainings = 1 + len(session.config.peers) + thirds / 3
+    return int(np.clip(left / trainings / max(paces[-1], 1e-9), LEAST, MOST))
 
 
 def duration(seconds: float) -> str:
