@@ -31,7 +31,7 @@ from sweep import PEERS, tried
 
 LIMIT = 1_500_000
 FAMILIES = ("vit", "pit", "swin", "windowed", "shunted")
-MORE = ("starnet_s100", "mobilenetv4_conv_small_050")  # models of timm that are tried at one learning rate
+MORE = ("starnet_s100", "mobilenetv4_conv_small_050", "efficientvit_b0")  # models of timm that are tried at one learning rate
 LARGE = ("parts", "blocks", "spaces", "front", "fixed", "comparison", "data", "seed")  # of result.json, not in rows
 SHAPES = (  # depth, width, heads, MLP ratio; CIFAR-10, at most 1.5M
     (12, 100, 3, 4),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = ("vit", "pit", "shunted")
-PEERS = ("mobilevit_xxs", "mobilevitv2_050", "edgenext_xx_small", "mobilenetv3_small_075", "efficientvit_b0")
+PEERS = ("mobilevit_xxs", "mobilevitv2_050", "edgenext_xx_small", "mobilenetv3_small_075")
 MILD = {"augment": "mild", "lr": 1e-3}
 
 
