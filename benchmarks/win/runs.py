@@ -1,11 +1,12 @@
 """Whole runs and single trainings by one recipe, for the tables that compare them.
 
-python benchmarks/win/runs.py CASE --data NAME=SOURCE [--image-size 96] --epochs 20 --seed 1 --out rows.jsonl
+python benchmarks/win/runs.py CASE --data NAME=SOURCE [--image-size 96] --budget 5m --seed 1 --out rows.jsonl
 
 Cases, in the order in which they build on each other:
-  default    the contest with its final trainings, and models of timm trained by the recipe it chose
-  families   the hand-designed network of every family, by that recipe
-  rates      the models of timm with half and twice that learning rate
+  default    the run as it comes, with a budget of time (or --epochs)
+  families   the hand-designed network of every family, by the recipe that run chose, for as many epochs
+  peers      models of timm likewise
+  rates      those models with half and twice that learning rate
   parts      the winner without one of the things that made it: start, learning rate, augmentation, length
   s4         a ViT by S4, by that recipe; with --on winner S4 on the winner's family
   old        what version 0.2 did by default (--old-source: its src folder)
@@ -16,6 +17,7 @@ Every case appends rows to the output and skips what is there already.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -31,7 +33,7 @@ from sweep import PEERS, tried
 
 LIMIT = 1_500_000
 FAMILIES = ("vit", "pit", "swin", "windowed", "shunted")
-MORE = ("starnet_s100", "mobilenetv4_conv_small_050", "efficientvit_b0")  # models of timm that are tried at one learning rate
+MORE = ("starnet_s100", "mobilenetv4_conv_small_050", "efficientvit_b0")  # models of timm, at one learning rate only
 LARGE = ("parts", "blocks", "spaces", "front", "fixed", "comparison", "data", "seed")  # of result.json, not in rows
 SHAPES = (  # depth, width, heads, MLP ratio; CIFAR-10, at most 1.5M
     (12, 100, 3, 4),
@@ -54,7 +56,7 @@ class Study:
     def __init__(self, options: argparse.Namespace) -> None:
         self.name, _, self.source = options.data.partition("=")
         self.options, self.out = options, options.out
-        self.key = {"data": self.name, "seed": options.seed, "epochs": options.epochs}
+        self.key = {"data": self.name, "seed": options.seed}
 
     def add(self, **row: Any) -> None:
         """Store a row."""
@@ -67,6 +69,7 @@ class Study:
         for row in rows(self.out):
             if row["case"] == "default" and all(row[k] == v for k, v in self.key.items()):
                 winner = row["contest"]["entries"][row["contest"]["winner"]]
+                self.options.epochs = row["plan"]["final_epochs"] if "plan" in row else row["epochs"]
                 augment = next(c["augment"] for c in row["candidates"] if c["chosen"])
                 return {"augment": augment, **{k: winner[k] for k in ("lr", "family", "stem", "shape")}}
         raise SystemExit(f"{self.key}: run the case 'default' first.")
@@ -102,7 +105,7 @@ class Study:
 
 
 def recipe(epochs: int, method: str = "contest", family: str = "auto", **train: Any) -> str:
-    """The recipe image-folder with epochs instead of a budget of time."""
+    """The recipe image-folder without its budget of time."""
     own = {"epochs": epochs, "batch": 0, "lr": 1e-3, "warmup": 3, "drop_path": 0.05, "precision": "auto", **train}
     lines = [f"{k} = {json.dumps(v)}" for k, v in own.items()]
     return "\n".join([f'method = "{method}"\nfamily = "{family}"\n[data]\nsource = "photos"\n[train]', *lines]) + "\n"
@@ -110,8 +113,8 @@ def recipe(epochs: int, method: str = "contest", family: str = "auto", **train: 
 
 def default(study: Study) -> None:
     """The default run."""
-    peers = [f"--baseline=timm:{name}" for name in PEERS]
-    study.add(**study.run(recipe(study.options.epochs), *peers))
+    budget = ["--budget", study.options.budget] if study.options.budget else []
+    study.add(epochs=study.options.epochs, **study.run(recipe(study.options.epochs), *budget))
 
 
 def families(study: Study) -> None:
@@ -121,12 +124,18 @@ def families(study: Study) -> None:
         study.train(family=name, augment=chosen["augment"], lr=chosen["lr"])
 
 
-def rates(study: Study) -> None:
-    """Peers with other learning rates."""
+def peers(study: Study) -> None:
+    """Models of timm."""
     chosen = study.chosen()
     for name in (*PEERS, *MORE):
-        for factor in (0.5, 2) if name in PEERS else (1,):
-            study.train(peer=name, augment=chosen["augment"], lr=factor * chosen["lr"])
+        study.train(peer=name, augment=chosen["augment"], lr=chosen["lr"])
+
+
+def rates(study: Study) -> None:
+    """Models of timm with other learning rates."""
+    chosen = study.chosen()
+    for name, factor in itertools.product(PEERS, (0.5, 2)):
+        study.train(peer=name, augment=chosen["augment"], lr=factor * chosen["lr"])
 
 
 def without(chosen: Mapping[str, Any], epochs: int) -> Iterator[Job]:
@@ -155,7 +164,8 @@ def search(epochs: int) -> str:
 
 def s4(study: Study) -> None:
     """S4 by the chosen recipe."""
-    chosen, epochs = study.chosen(), study.options.epochs
+    chosen = study.chosen()
+    epochs = study.options.epochs
     family = chosen["family"] if study.options.on == "winner" else "vit"
     text = recipe(-(-epochs // 3), "s4", family, augment=chosen["augment"], lr=chosen["lr"])
     study.add(family=family, **study.run(text.replace("[data]", 'space = "auto"\n[data]') + search(epochs)))
@@ -163,6 +173,7 @@ def s4(study: Study) -> None:
 
 def old(study: Study) -> None:
     """Version 0.2's default, with this study's epochs."""
+    study.chosen()
     epochs = study.options.epochs
     text = recipe(-(-epochs // 3), "s4", "vit", batch=256, warmup=5, drop_path=0.1, precision="bf16")
     text = text.replace('family = "vit"', 'space = "auto"').replace("source =", "cache = 8589934592\nsource =")
@@ -176,7 +187,7 @@ def shapes(study: Study) -> None:
         study.train(family="vit", arch=arch, augment="mild", lr=1e-3, batch=256)
 
 
-CASES = {f.__name__: f for f in (default, families, rates, parts, s4, old, shapes)}
+CASES = {f.__name__: f for f in (default, families, peers, rates, parts, s4, old, shapes)}
 
 
 def main() -> None:
@@ -185,6 +196,7 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--data", required=True, help="NAME=SOURCE")
     parser.add_argument("--image-size", type=int, default=None)
+    parser.add_argument("--budget", default=None)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--on", choices=("vit", "winner"), default="vit")
