@@ -75,17 +75,18 @@ def lengths(paces: Sequence[dict[str, float]], final: float) -> list[int]:
 def predicted(paces: Sequence[dict[str, float]], epochs: Sequence[int], trainings: int) -> float:
     """Seconds of a whole run with these entries, each with its own number of final epochs.
 
-    Who will lead is not known, so later rounds count as they would with the slowest leader.
+    Who will lead is not known, so later rounds count as they would with the slowest leader. Libraries load a network's
+    kernels when it is measured, so later trainings begin as quickly as the quickest of the measured ones.
     """
-    total, later = 0.0, []
+    total, later, setup = 0.0, [], min(pace["setup"] for pace in paces)
     for pace, full in zip(paces, epochs, strict=True):
         each = {what: max(1, round(share * full)) for what, share in SHARES.items()}
         entries = _entries(len(paces))
         first = next(what for what in SHARES if entries[what])
-        total += pace["setup"] + each[first] * pace["epoch"] if first in CUTS else 0.0
+        total += setup + each[first] * pace["epoch"] if first in CUTS else 0.0
         rest = {what: count for what, count in entries.items() if what != first or what not in CUTS}
         begun, seen = sum(rest.values()), sum(count * each[what] for what, count in rest.items())
-        later.append((begun + trainings) * pace["setup"] + (seen + trainings * full) * pace["epoch"])
+        later.append((begun + trainings) * setup + (seen + trainings * full) * pace["epoch"])
     return total + max(later)
 
 
