@@ -76,7 +76,7 @@ def run(
     data: Annotated[str | None, typer.Option(help="Image folder, .npz/.npy file, digits or torchvision:NAME.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
     method: Annotated[
-        str | None, typer.Option(help="s4, s3, autoformer, bignas, hat, tf-tas, fixed or finetune.")
+        str | None, typer.Option(help="contest, s4, s3, autoformer, bignas, hat, tf-tas, fixed or finetune.")
     ] = None,
     max_params: MaxParams = None,
     min_params: MinParams = None,

@@ -150,6 +150,28 @@ def test_the_tables(facts):
     assert 'class="sortable stack"' in table and 'data-v="1472000.0" data-name="parameters">1.472M' in table
 
 
+def test_how_the_time_was_shared_out(make):
+    folder = make(with_contest=True)
+    assert "How the time was shared out" not in contest.section(collect(folder))
+    rows = [
+        {"label": "vit, <shallow>", "epoch": 0.18, "epochs": 111, "inside": True},
+        {"label": "vit fine", "epoch": 90, "epochs": 0, "inside": False},
+    ]
+    with Run.open(folder) as run:
+        plan = {"seconds": 140, "final_epochs": 97, "entries": rows}
+        run.write_json("result", {**run.read_json("result"), "plan": plan})
+    text = contest.section(collect(folder))
+    table = text[text.index("How the time was shared out") :]
+    assert "97 epochs" in table and "vit, &lt;shallow&gt;" in table and ">111<" in table and "left out: too slow" in table
+
+
+def test_a_round_of_equal_time_shows_the_span_of_its_epochs(make):
+    entries = contest_facts()["entries"]
+    entries[1]["rungs"][0]["epochs"] = 1
+    rounds = cells(contest.section(changed(make(), entries=entries)), "How each round went")
+    assert [row[2] for row in rounds[1:]] == ["1 to 3", "6", "18"]
+
+
 def test_what_all_share_is_said_once(make):
     entries = [{**e, "augment": "mild", "lr": 0.001} for e in contest_facts()["entries"]]
     text = contest.section(changed(make(), entries=entries))

@@ -21,7 +21,7 @@ from tailorvit.report.markup import (
     size,
     soft,
 )
-from tailorvit.report.reading import Contest, Entry, Facts, Leg, Worth
+from tailorvit.report.reading import Contest, Entry, Facts, Leg, Plan, Worth
 
 # A family has the same colour in every report; families from outside take the colours again, dashed.
 _FAMILIES = {"vit": "c0", "pit": "c1", "shunted": "c2", "swin": "c3", "ladder": "c4", "windowed": "c5"}
@@ -43,7 +43,7 @@ def section(facts: Facts) -> str:
     why = contest.why[:1].upper() + contest.why[1:]
     words = "".join(map(paragraph, (why, _took_part(contest), _worth_in_words(contest.worth))))
     words += pair(drawn.get("contest-rungs", ""), drawn.get("contest-worth", ""))
-    return words + _rungs_table(contest) + _entries_table(contest)
+    return words + _rungs_table(contest) + _entries_table(contest) + _plan(facts.result.plan)
 
 
 def figures(facts: Facts) -> list[Figure]:
@@ -209,8 +209,7 @@ def _number(leg: Leg) -> int | None:
 
 def _hint(entry: Entry, leg: Leg, won: bool) -> str:
     rung = "" if leg.rung is None else f"round {leg.rung + 1}, "
-    went_on = any((_epochs(other) or 0) > (_epochs(leg) or 0) for other in entry.rungs)
-    after = "the winner" if won else "went on" if went_on else "left out"
+    after = "the winner" if won else "went on" if leg.kept else "left out"
     total = f"{_epochs(leg):g} epochs: " if _epochs(leg) is not None else ""
     return f"{entry_in_words(entry)}\n{rung}{total}{percent(leg.accuracy)}, {after}"
 
@@ -275,13 +274,14 @@ def _rungs_table(contest: Contest) -> str:
     rows: list[tuple[Any, ...]] = []
     for rung in _rungs(contest):
         legs, facts = _legs(contest, rung), about.get(rung)
-        epochs = facts.epochs if facts is not None else next((leg.epochs for leg in legs), None)
+        lengths = [leg.epochs for leg in legs if leg.epochs is not None]
+        ends = dict.fromkeys(f"{n:g}" for n in (min(lengths), max(lengths))) if lengths else {}
         seconds = sum(leg.seconds or 0.0 for leg in legs)
         rows.append(
             (
                 rung + 1,
                 clean(facts.asks) if facts is not None and facts.asks else None,
-                None if epochs is None else f"{epochs:g}",
+                " to ".join(ends) or None,
                 facts.entries if facts is not None and facts.entries is not None else len(legs),
                 facts.kept if facts is not None and facts.kept is not None else sum(leg.kept for leg in legs),
                 percent(max((leg.accuracy or 0.0 for leg in legs), default=None)),
@@ -292,6 +292,26 @@ def _rungs_table(contest: Contest) -> str:
         return ""
     head = ("round", "asked for", "epochs", "networks", "kept", "best accuracy", "time")
     return f"<h3>How each round went</h3>{grid(head, rows, 5, stack=True)}"
+
+
+def _plan(plan: Plan) -> str:
+    """How the budget of time was shared out, folded."""
+    if not plan.entries:
+        return ""
+    rows = [
+        (
+            clean(row.label, 120),
+            None if row.epoch is None else f"{row.epoch:.3g}",
+            (None if row.epochs is None else f"{row.epochs:g}") if row.inside else "left out: too slow",
+        )
+        for row in plan.entries
+    ]
+    final = "" if plan.final_epochs is None else f" In the end it had {plan.final_epochs:g} epochs."
+    words = "Every network had the same time, by its speed before the contest; the last column is the final training."
+    return fold(
+        "How the time was shared out",
+        paragraph(words + final) + grid(("network", "seconds an epoch", "epochs"), rows, 2),
+    )
 
 
 def _reached(entry: Entry, contest: Contest) -> int | None:

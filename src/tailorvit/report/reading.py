@@ -277,6 +277,23 @@ class Contest(_Part):
         return next(named, next((e for e in self.entries if e.won), None))
 
 
+class Planned(_Part):
+    """A network's place in the plan of a run with a budget of time."""
+
+    label: Text = ""
+    epoch: Amount = None  # seconds
+    epochs: Amount = None  # of the final training, should it win
+    inside: Flag = False
+
+
+class Plan(_Part):
+    """How a budget of time was shared out."""
+
+    seconds: Amount = None
+    final_epochs: Amount = None
+    entries: Annotated[tuple[Planned, ...], BeforeValidator(lambda value: objects(value)[:_ENTRIES])] = ()
+
+
 class Result(Network):
     """result.json."""
 
@@ -303,6 +320,7 @@ class Result(Network):
     trunk: Annotated[Trunk, BeforeValidator(table)] = Trunk()
     start: Annotated[Start, BeforeValidator(table)] = Start()
     contest: Annotated[Contest, BeforeValidator(table)] = Contest()
+    plan: Annotated[Plan, BeforeValidator(table)] = Plan()
 
     @property
     def by_hand(self) -> bool:
