@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import sys
 import time
@@ -201,9 +202,8 @@ def recipe_for(
     options: dict[str, Any] = {
         "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
         "limits": {k: v for k, v in (limits or {}).items() if v is not None},
-        **{
-            k: v for k, v in {"method": method, "prefer": prefer, "seed": seed, "time": budget}.items() if v is not None
-        },
+        **{k: v for k, v in {"method": method, "prefer": prefer, "seed": seed}.items() if v is not None},
+        **_budget(budget),
     }
     if options["limits"]:
         base = {**base, "limits": {}}  # limits given by hand replace the recipe's
@@ -220,6 +220,14 @@ def recipe_for(
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
     return configure(full)
+
+
+def _budget(budget: Size) -> dict[str, Any]:
+    """A budget of time, or of epochs: of the final training, which all other lengths follow."""
+    if budget is None:
+        return {}
+    epochs = re.fullmatch(r"\s*(\d+)\s*epochs?\s*", str(budget))
+    return {"time": budget} if epochs is None else {"time": None, "train": {"epochs": int(epochs[1])}}
 
 
 def _with_peers(recipe: Mapping[str, Any], baseline: str | Sequence[str]) -> list[Any]:

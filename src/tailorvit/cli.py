@@ -90,7 +90,7 @@ def run(
         str | None, typer.Option(help="small: of equally good networks the smallest (default: who uses the budget).")
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Time for the whole run: 10m or 2h.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for the whole run: 10m, 2h; or 60epochs.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what a run would do and how long; train nothing.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -206,6 +207,14 @@ def test_a_run_with_a_budget_ends_near_it(tmp_path):
 def test_a_budget_that_is_none(text, why):
     with pytest.raises(TailorError, match=why):
         api.recipe_for("image-folder", budget=text)
+
+
+def test_a_budget_of_epochs():
+    config = api.recipe_for("image-folder", data="digits", budget="7 epochs")
+    assert config.time is None and config.final.train.epochs == 7 and config.method == "contest"
+    assert api.configure(tomllib.loads(api.to_toml(config))) == config, "a resumed run reads the same"
+    with pytest.raises(TailorError, match="epochs"):
+        api.recipe_for("image-folder", budget="0epochs")
 
 
 def test_the_device_decides_what_the_recipe_leaves_open():

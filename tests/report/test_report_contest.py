@@ -162,7 +162,9 @@ def test_how_the_time_was_shared_out(make):
         run.write_json("result", {**run.read_json("result"), "plan": plan})
     text = contest.section(collect(folder))
     table = text[text.index("How the time was shared out") :]
-    assert "97 epochs" in table and "vit, &lt;shallow&gt;" in table and ">111<" in table and "left out: too slow" in table
+    assert (
+        "97 epochs" in table and "vit, &lt;shallow&gt;" in table and ">111<" in table and "left out: too slow" in table
+    )
 
 
 def test_a_round_of_equal_time_shows_the_span_of_its_epochs(make):
