@@ -1,6 +1,6 @@
 """Whole runs on small data: the network found against the baseline of the same limit, over seeds.
 
-    python benchmarks/digits/digits.py default          # `tailorvit run` for seeds 0 to 4
+    python benchmarks/digits/digits.py default          # `tailorvit run` for seeds 0 to 9
     python benchmarks/digits/digits.py families         # every family under every method that suits it, on digits
     python benchmarks/digits/digits.py fashion-mnist    # the same on Fashion-MNIST
     python benchmarks/digits/digits.py training-free    # searching with and without training, on digits
@@ -105,7 +105,11 @@ def figures(result: Row) -> Row:
     baseline, spaces = result["baseline"] or {}, result["spaces"]
     search = sum(s for stage, s in result["seconds"].items() if stage.partition("-")[0] not in NOT_SEARCH)
     path = " > ".join(f"{s['largest']['params'] / 1e3:.1f}k{'r' if s['repair'] else ''}" for s in spaces)
+    found = next((c for c in result.get("candidates", []) if c["name"].startswith("found")), result)
     return {
+        "chosen": result.get("chosen", "found"),
+        "found_params": found["params"],
+        "found_test": found["test_accuracy"],
         "params": result["params"],
         "macs": result["macs"],
         "test": result["test_accuracy"],
@@ -138,12 +142,12 @@ def column(rows: Sequence[Row], key: str) -> list[Any]:
 
 def default_table(rows: Sequence[Row]) -> str:
     """One line a seed, then mean and standard deviation."""
-    keys = {"params": 0, "test": 2, "baseline_params": 0, "baseline_test": 2, "seconds": 0, "mib": 0}
-    lines = [(r["seed"], *(number(r[k], digits) for k, digits in keys.items()), r["path"]) for r in rows]
+    keys = {"params": 0, "test": 2, "found_params": 0, "found_test": 2, "baseline_test": 2, "seconds": 0, "mib": 0}
+    lines = [(r["seed"], r["chosen"], *(number(r[k], digits) for k, digits in keys.items()), r["path"]) for r in rows]
     for name, work in (("mean", statistics.fmean), ("s.d.", statistics.stdev)):
         if len(rows) > 1:
-            lines.append((name, *(number(work(column(rows, k)), digits) for k, digits in keys.items()), ""))
-    head = ("seed", "found params", "test %", "baseline params", "test %", "seconds", "peak MiB")
+            lines.append((name, "", *(number(work(column(rows, k)), digits) for k, digits in keys.items()), ""))
+    head = ("seed", "delivered", "params", "test %", "found params", "test %", "baseline test %", "seconds", "peak MiB")
     return markdown((*head, "largest of each space"), lines)
 
 
@@ -197,7 +201,7 @@ class Study(NamedTuple):
 
 CORES = os.cpu_count() or 1
 STUDIES = {
-    "default": Study({"default": ("s4-digits", [])}, range(5), 1, "digits-2026-11-15", default_table),
+    "default": Study({"default": ("s4-digits", [])}, range(10), CORES, "digits-2026-11-18", default_table),
     "families": Study(FAMILIES, [0], CORES, "digits-families-2026-11-15", families_table),
     "fashion-mnist": Study(FASHION, [0], CORES, "fashion-mnist-families-2026-11-15", families_table),
     "training-free": Study(TRAINING_FREE, range(5), CORES, "trainingfree-2026-11-15", training_free_table),

@@ -37,14 +37,14 @@ Case = dict[str, Any]
 
 
 def trained() -> list[Case]:
-    """ViTs of CIFAR-10 whose blocks are all alike, with their mean accuracy."""
+    """ViTs of CIFAR-10 whose blocks are all alike, with MLP ratio 4, and their mean accuracy."""
     found: dict[str, list[float]] = defaultdict(list)
     for line in ROWS.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if not row["ok"] or row["size"] != "1.5M" or row["epochs"] != EPOCHS or row.get("test") is None:
             continue
         arch = row["arch"]
-        if arch["family"] == "vit" and len(set(arch["heads"])) == len(set(arch["mlp"])) == 1:
+        if arch["family"] == "vit" and set(arch["mlp"]) == {4} and len(set(arch["heads"])) == 1:
             found[json.dumps(arch)].append(row["test"])
     return [
         {"family": "vit", "arch": json.loads(arch), "settings": VIT, "test": statistics.fmean(v), "seeds": len(v)}
@@ -77,7 +77,7 @@ def main() -> None:
             arch = own.arch(case["arch"])
             model = own.build(own.settings(case["settings"]), arch, 0.0).eval()
             case["params"] = sum(p.numel() for p in model.parameters())
-            sides = {"image_size": (SIZE, SIZE), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+            sides = {"image_size": (SIZE, SIZE), "channels": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3}
             card = Card(arch, case["settings"], ("class",) * 10, sides, {})
             path = Path(folder, f"{i}.onnx")
             job: Any = SimpleNamespace(network=SimpleNamespace(model=model, card=card))

@@ -86,9 +86,53 @@ def worth() -> str:
     )
 
 
+def short() -> str:
+    """A run in a budget of time."""
+    (row,) = rows("flowers-short-2026-11-18.jsonl")
+    winner = row["contest"]["entries"][row["contest"]["winner"]]
+    chosen = next(c for c in row["candidates"] if c["chosen"])
+    return markdown(
+        ("network", "parameters", "learning rate", "augmentation", "final epochs", "seconds in all", "test %"),
+        [
+            [
+                f"{winner['family']}, {winner['shape']}",
+                number(row["params"]),
+                winner["lr"],
+                chosen["augment"],
+                row["plan"]["final_epochs"],
+                number(row["wall"]),
+                number(row["test_accuracy"], 1),
+            ]
+        ],
+    )
+
+
+def cpu() -> str:
+    """Forms of the contest on a CPU."""
+    head = ("form of the contest", "winner", "final epochs", "minutes", "test %")
+    found = read(RESULTS / "photos-cpu-2026-11-18.json")["rows"]
+    return markdown(
+        head, [[r["form"], r["winner"], r["epochs"], number(r["minutes"], 1), number(r["test"], 1)] for r in found]
+    )
+
+
+def latency() -> str:
+    """Shapes of a ViT, the quickest first, beside the hand-designed networks of all families."""
+    found = sorted(read(RESULTS / "latency-cpu.json")["networks"], key=lambda r: r["onnx_ms"])
+    lines = []
+    for r in found:
+        arch = r["arch"]
+        shape = f"{arch['depth']} x {arch['embed']}, MLP ratio {arch['mlp'][0]:g}" if r["family"] == "vit" else ""
+        name = f"{r['family']} {shape}".strip() if r.get("test") else f"{r['family']}, hand-designed {shape}".strip()
+        accuracy = f"{r['test']:.2f} ({r['seeds']})" if r.get("test") else "-"
+        lines.append([name, number(r["params"]), number(r["onnx_ms"], 2), number(r["torch_ms"], 2), accuracy])
+    return markdown(("network", "parameters", "onnxruntime, ms", "PyTorch, ms", "test % (seeds)"), lines)
+
+
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    return {"starts": starts(), "networks": networks(), "ladder": ladder(), "run": run(), "worth": worth()}
+    makers = (starts, networks, ladder, run, worth, short, cpu, latency)
+    return {maker.__name__: maker() for maker in makers}
 
 
 if __name__ == "__main__":
