@@ -201,7 +201,7 @@ class Study(NamedTuple):
 
 CORES = os.cpu_count() or 1
 STUDIES = {
-    "default": Study({"default": ("s4-digits", [])}, range(10), CORES, "digits-2026-11-18", default_table),
+    "default": Study({"default": ("s4-digits", [])}, range(10), CORES, "default-2026-11-18", default_table),
     "families": Study(FAMILIES, [0], CORES, "digits-families-2026-11-15", families_table),
     "fashion-mnist": Study(FASHION, [0], CORES, "fashion-mnist-families-2026-11-15", families_table),
     "training-free": Study(TRAINING_FREE, range(5), CORES, "trainingfree-2026-11-15", training_free_table),

@@ -31,9 +31,9 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def there(facts: Facts) -> bool:
-    """Whether there was a search after the contest, or more than one network was trained in the end."""
+    """Whether there was a search after the contest."""
     searched = any(t.stage.partition("-")[0] != CONTEST for t in facts.trials)
-    return searched or not facts.contest_only or not facts.finished or len(facts.result.candidates) > 1
+    return searched or not facts.contest_only or not facts.finished
 
 
 def _without_contest(facts: Facts) -> Facts:
