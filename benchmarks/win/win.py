@@ -110,7 +110,8 @@ def short() -> str:
 def cpu() -> str:
     """Forms of the contest on a CPU."""
     head = ("form of the contest", "winner", "final epochs", "minutes", "test %")
-    found = read(RESULTS / "photos-cpu-2026-11-18.json")["rows"]
+    facts = read(RESULTS / "photos-cpu-2026-11-18.json")
+    found = [*facts["rows"], facts["peer"]]
     return markdown(
         head, [[r["form"], r["winner"], r["epochs"], number(r["minutes"], 1), number(r["test"], 1)] for r in found]
     )
