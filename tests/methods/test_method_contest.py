@@ -6,6 +6,7 @@ import json
 import time
 import tomllib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,6 +119,22 @@ def standings(rows):
         correct[:right] = 1
         made.standings.append(Standing(entry, 10, rounds=[{"accuracy": right / 4}], correct=correct))
     return made
+
+
+def test_of_augmentations_that_cannot_be_told_apart_the_mildest_wins(monkeypatch):
+    """One image of 400 says nothing, forty do."""
+    for light, winner in ((301, "mild"), (340, "light")):
+        made, right = standings([("mild", 300)]), {"light": light, "medium": 200}
+        auto = SimpleNamespace(final=SimpleNamespace(train=SimpleNamespace(augment="auto")))
+        made.session = SimpleNamespace(config=auto)
+
+        def fresh(entry, full, what, number, made=made, right=right):
+            made.standings.append(standings([(entry.augment, right[entry.augment])]).standings[0])
+            return len(made.standings) - 1
+
+        monkeypatch.setattr(made, "_fresh", fresh)
+        monkeypatch.setattr(made, "_end", lambda *_, first: [first])
+        assert made.climb(0).entry.augment == winner
 
 
 @pytest.mark.parametrize(("best", "final"), [("mild", "light"), ("medium", "strong"), ("strong", "strong")])

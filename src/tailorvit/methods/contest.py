@@ -223,7 +223,10 @@ class Contest:
         return self._end(number, "learning rate", tried, 1)[0]
 
     def climb(self, best: int) -> Standing:
-        """Up the ladder of augmentations, each from fresh weights, until one is clearly worse than the best so far."""
+        """Up the ladder of augmentations, each from fresh weights, until one is clearly worse than the best so far.
+
+        Of those that cannot be told from the best the mildest wins: the final training takes one step more.
+        """
         first = self.standings[best]
         if self.session.config.final.train.augment != AUTO:
             return first
@@ -234,7 +237,9 @@ class Contest:
             best = max(tried, key=lambda n: self.standings[n].accuracy)
             if paired_difference(self.standings[best].correct, self.standings[tried[-1]].correct, ERRORS).clear:
                 break
-        return self.standings[self._end(number, "augmentation", tried, 1)[0]]
+        top = self.standings[best].correct
+        tied = [n for n in tried if not paired_difference(top, self.standings[n].correct, ERRORS).clear]
+        return self.standings[self._end(number, "augmentation", tried, 1, first=tied[0])[0]]
 
     def facts(self, winner: Standing) -> dict[str, Any]:
         """For result.json and the report."""
@@ -290,11 +295,12 @@ class Contest:
             self.session.progress.step(f"contest, {what}", done, len(numbers), {"accuracy": self.standings[n].accuracy})
         return self._end(number, what, numbers, kept)
 
-    def _end(self, number: int, what: str, numbers: list[int], count: int) -> list[int]:
-        """Close a round: note who goes on, delete weights, say who is ahead."""
+    def _end(self, number: int, what: str, numbers: list[int], count: int, first: int | None = None) -> list[int]:
+        """Close a round: note who goes on (``first`` before all others), delete weights, say who is ahead."""
         # The best first; of equals the one that came first stays ahead.
         ranked = sorted(numbers, key=lambda n: -self.standings[n].accuracy)
         kept = self._first_cut(ranked)[:count] if what == next(iter(CUTS)) else ranked[:count]
+        kept = kept if first is None else [first]
         epochs = [self.standings[n].length(what) for n in numbers]
         for n in numbers:
             self.standings[n].rounds[-1]["kept"] = n in kept
