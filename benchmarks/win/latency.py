@@ -25,7 +25,7 @@ from common import machine, write
 
 from tailorvit.costs.limits import Limits
 from tailorvit.export.network import Card, Network
-from tailorvit.export.onnx_format import _trace, latency, session
+from tailorvit.export.onnx_format import latency, session, trace
 from tailorvit.families import family
 from tailorvit.methods.contest import largest_of, stem_settings
 
@@ -81,7 +81,7 @@ def main() -> None:
             card = Card(arch, case["settings"], ("class",) * 10, sides, {})
             path = Path(folder, f"{i}.onnx")
             job: Any = SimpleNamespace(network=SimpleNamespace(model=model, card=card))
-            _trace(job, path, 18)
+            trace(job, path)
             calls.append((session(path), Network(model, card).model))
             print(i, case["family"], case["params"], flush=True)
         times: list[tuple[list[float], list[float]]] = [([], []) for _ in cases]

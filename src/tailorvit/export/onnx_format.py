@@ -91,7 +91,8 @@ def latency(call: Session, x: Tensor) -> float:
     return statistics.median(times[_WARMUP:])
 
 
-def _trace(job: Job, path: Path, opset: int) -> None:
+def trace(job: Job, path: Path, opset: int = OPSET) -> None:
+    """Write the job's network as it is."""
     import onnx
 
     newest = onnx.defs.onnx_opset_version()
@@ -124,7 +125,7 @@ def write(job: Job) -> dict[str, Any]:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         import_module(name)  # a missing one is reported before the work
     path, opset = job.out / "network.onnx", OPSET if job.opset is None else job.opset
-    _trace(job, path, opset)
+    trace(job, path, opset)
     _finish(path, job.network.card)
     facts: dict[str, Any] = {"opset": opset, "threads": torch.get_num_threads()}
     times: dict[str, float] = {}
