@@ -8,6 +8,7 @@ from typing import Any
 
 from tailorvit.report import charts
 from tailorvit.report.charts import COLOURS, WIDTH, Axes, Box, Figure, figures_of, short, text, tip, trim
+from tailorvit.report.contest_facts import Contest, Entry, Leg, Plan, Worth
 from tailorvit.report.markup import (
     arch_in_words,
     clean,
@@ -21,7 +22,7 @@ from tailorvit.report.markup import (
     size,
     soft,
 )
-from tailorvit.report.reading import Contest, Entry, Facts, Leg, Plan, Worth
+from tailorvit.report.reading import Facts
 
 # A family has the same colour in every report; families from outside take the colours again, dashed.
 _FAMILIES = {"vit": "c0", "pit": "c1", "shunted": "c2", "swin": "c3", "ladder": "c4", "windowed": "c5"}

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from tailorvit.report.charts import trim
 
+PART = ConfigDict(frozen=True, extra="allow")  # of a part of a file: keys of other versions are kept aside
 CLASSES = 100_000
 NAME = 200  # characters of a class name; a thousand endless names would make an endless page
 LARGEST = 10**100  # a number beyond this is damage, and the range of an axis would overflow

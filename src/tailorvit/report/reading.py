@@ -32,17 +32,17 @@ from pydantic.dataclasses import dataclass
 
 from tailorvit.errors import TailorError
 from tailorvit.report.charts import trim
+from tailorvit.report.contest_facts import Contest, Plan
 from tailorvit.report.fields import (
     CLASSES,
     LARGEST,
     NAME,
+    PART,
     Amount,
     Class,
     Column,
     Finite,
     Flag,
-    Index,
-    Label,
     Name,
     Number,
     Numbers,
@@ -71,14 +71,14 @@ T = TypeVar("T")
 CONTEST = "contest"  # kind of the stages contest-ROUND-ENTRY
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _SIDE = 1024  # rows or columns of a patch grid; a damaged file must not ask for gigabytes
-_LAYERS, _ENTRIES = 512, 500
+_LAYERS = 512
 _JUDGED_BY_ACCURACY = ("supernet", "training", "tuned")  # evaluators of a moving space; all others are scores
 
 
 class _Part(BaseModel):
-    """A part of a JSON file; keys of other versions are ignored or kept aside."""
+    """A part of a JSON file."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = PART
 
 
 # -- result.json ------------------------------------------------------------------------------------------------------
@@ -206,92 +206,6 @@ class Start(_Part):
     image_size: Sizes = ()
     head: Text = ""
     test_accuracy: Number = None
-
-
-class Leg(_Part):
-    """One rung of one entry of the contest."""
-
-    rung: Index = None
-    epochs: Amount = None
-    total_epochs: Amount = None
-    accuracy: Number = None  # on the search images, in percent
-    images: Positive = None
-    seconds: Amount = None
-    kept: Flag = False
-
-
-class Entry(_Part):
-    """A network that took part in the contest."""
-
-    id: Whole = None
-    family: Label = ""
-    stem: Label = ""
-    shape: Label = ""
-    arch: Table = {}
-    augment: Label = ""
-    lr: Number = None
-    params: Amount = None
-    macs: Amount = None
-    rungs: Annotated[tuple[Leg, ...], BeforeValidator(objects)] = ()
-    won: Flag = False
-
-    def leg(self, rung: int) -> Leg | None:
-        """How it went at one rung; None where the entry was not there."""
-        return next((leg for leg in self.rungs if leg.rung == rung and leg.accuracy is not None), None)
-
-
-class Rung(_Part):
-    """One rung of the contest: what was asked, and how many went on."""
-
-    rung: Index = None
-    asks: Text = ""
-    epochs: Amount = None
-    entries: Whole = None
-    kept: Whole = None
-
-
-class Worth(_Part):
-    """What one choice was worth: the best against the worst, all else equal, in points of accuracy."""
-
-    what: Text = ""
-    best: Label = ""
-    worst: Label = ""
-    points: Number = None
-    low: Number = None
-    high: Number = None
-
-
-class Contest(_Part):
-    """The contest before the search: networks of several families, of which the best trained on."""
-
-    entries: Annotated[tuple[Entry, ...], BeforeValidator(lambda value: objects(value)[:_ENTRIES])] = ()
-    rungs: Annotated[tuple[Rung, ...], BeforeValidator(objects)] = ()
-    worth: Annotated[tuple[Worth, ...], BeforeValidator(objects)] = ()
-    winner: Whole = None
-    why: Text = ""
-
-    @property
-    def champion(self) -> Entry | None:
-        """The entry that won."""
-        named = (e for e in self.entries if self.winner is not None and e.id == self.winner)
-        return next(named, next((e for e in self.entries if e.won), None))
-
-
-class Planned(_Part):
-    """A network's place in the plan of a run with a budget of time."""
-
-    label: Text = ""
-    epoch: Amount = None  # seconds
-    epochs: Amount = None  # of the final training, should it win
-    inside: Flag = False
-
-
-class Plan(_Part):
-    """How a budget of time was shared out."""
-
-    seconds: Amount = None
-    final_epochs: Amount = None
-    entries: Annotated[tuple[Planned, ...], BeforeValidator(lambda value: objects(value)[:_ENTRIES])] = ()
 
 
 class Result(Network):
