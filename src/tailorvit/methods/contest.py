@@ -220,7 +220,9 @@ class Contest:
         first, second = (self.standings[n].accuracy for n in tried)
         beyond = rates[3] if second > first else rates[0]
         tried.append(self._fresh(replace(leader.entry, lr=beyond), leader.full, "learning rate", number))
-        return self._end(number, "learning rate", tried, 1)[0]
+        best = self._ranked(tried)[0]
+        self._end(number, "learning rate", tried, [best])
+        return best
 
     def climb(self, best: int) -> Standing:
         """Up the ladder of augmentations, each from fresh weights, until one is clearly worse than the best so far.
@@ -234,12 +236,13 @@ class Contest:
         first.rounds.append({**first.rounds[-1], "rung": number, "seconds": 0.0})  # the lowest step, trained already
         for name in LADDER[1:]:
             tried.append(self._fresh(replace(first.entry, augment=name), first.full, "augmentation", number))
-            best = max(tried, key=lambda n: self.standings[n].accuracy)
-            if paired_difference(self.standings[best].correct, self.standings[tried[-1]].correct, ERRORS).clear:
+            top = self.standings[self._ranked(tried)[0]].correct
+            worse = [paired_difference(top, self.standings[n].correct, ERRORS).clear for n in tried]
+            if worse[-1]:
                 break
-        top = self.standings[best].correct
-        tied = [n for n in tried if not paired_difference(top, self.standings[n].correct, ERRORS).clear]
-        return self.standings[self._end(number, "augmentation", tried, 1, first=tied[0])[0]]
+        mildest = tried[worse.index(False)]
+        self._end(number, "augmentation", tried, [mildest])
+        return self.standings[mildest]
 
     def facts(self, winner: Standing) -> dict[str, Any]:
         """For result.json and the report."""
@@ -287,36 +290,37 @@ class Contest:
 
     # -- one round ----------------------------------------------------------------------------------------------------
 
-    def ask(self, what: str, numbers: list[int], kept: int = 1) -> list[int]:
+    def ask(self, what: str, numbers: list[int], count: int) -> list[int]:
         """One round: train these on and keep the best, the best first."""
-        number = len(self.rounds)
+        number, first_round = len(self.rounds), what == next(iter(CUTS))
         for done, n in enumerate(numbers, 1):
             self._train(n, what, number)
             self.session.progress.step(f"contest, {what}", done, len(numbers), {"accuracy": self.standings[n].accuracy})
-        return self._end(number, what, numbers, kept)
+        ranked = self._ranked(numbers)
+        kept = (self._first_cut(ranked) if first_round else ranked)[:count]
+        self._end(number, what, numbers, kept)
+        return kept
 
-    def _end(self, number: int, what: str, numbers: list[int], count: int, first: int | None = None) -> list[int]:
-        """Close a round: note who goes on (``first`` before all others), delete weights, say who is ahead."""
-        # The best first; of equals the one that came first stays ahead.
-        ranked = sorted(numbers, key=lambda n: -self.standings[n].accuracy)
-        kept = self._first_cut(ranked)[:count] if what == next(iter(CUTS)) else ranked[:count]
-        kept = kept if first is None else [first]
+    def _ranked(self, numbers: list[int]) -> list[int]:
+        """The best first; of equals the one that came first stays ahead."""
+        return sorted(numbers, key=lambda n: -self.standings[n].accuracy)
+
+    def _end(self, number: int, what: str, numbers: list[int], kept: list[int]) -> None:
+        """Close a round: note who goes on, delete the others' weights, say who is ahead."""
         epochs = [self.standings[n].length(what) for n in numbers]
         for n in numbers:
             self.standings[n].rounds[-1]["kept"] = n in kept
-        for n in numbers:
             if n not in kept:
                 self._forget(self.standings[n].weights)
         row = {"rung": number, "asks": what, "epochs": max(epochs), "entries": len(numbers), "kept": len(kept)}
         self.rounds.append(row)
-        self._weigh(what, ranked)
+        self._weigh(what, self._ranked(numbers))
         best = self.standings[kept[0]]
         self.session.log_once(
             "contest",
             f"Contest, {what}: {len(numbers)} entries, {_span(epochs)} epoch(s); ahead is {best.entry.label}, with "
             f"{best.accuracy:.1f} % of the search images.",
         )
-        return kept
 
     def _first_cut(self, ranked: list[int]) -> list[int]:
         """The best of each family before all others: the first round is too short to tell families apart."""
@@ -380,8 +384,10 @@ class Contest:
 
         Family, stem and shape are weighed in the first round, in which all of them took part.
         """
-        best = self.standings[ranked[0]]
-        for thing in () if self.rounds[1:] and what in CUTS else NETWORK if what in CUTS else (what,):
+        best, things = self.standings[ranked[0]], NETWORK if what in CUTS else (what,)
+        if what in CUTS and len(self.rounds) > 1:
+            return
+        for thing in things:
             leaders: dict[Any, Standing] = {}
             for row in (self.standings[n] for n in ranked):
                 if _others(row.entry, thing) == _others(best.entry, thing):
@@ -434,7 +440,7 @@ def contest_training(final: TrainSettings, entry: Entry, epochs: int) -> TrainSe
 
 def after_contest(session: Session) -> tuple[Session, Standing, dict[str, Any]]:
     """Hold the contest; the run as it goes on with the winner, the winner, and the facts of result.json."""
-    from tailorvit.methods.schedule import THIRDS, final_epochs, plan_time
+    from tailorvit.methods.schedule import TUNING, final_epochs, plan_time
 
     run, config = session.run, session.config
     known = run.result("contest-entries")
@@ -455,16 +461,16 @@ def after_contest(session: Session) -> tuple[Session, Standing, dict[str, Any]]:
         text = f"Plan: {len(entries)} entries, {_span(epochs)} final epochs by their speed"
         session.log_once("plan", text + (f"; too slow for the time: {', '.join(slow)}." if slow else "."))
 
-    def epochs_left(stage: str, standing: Standing, thirds: int) -> int:
-        """Final epochs in the time that is left, if that many trainings of a third come before; settled once."""
+    def epochs_left(stage: str, standing: Standing, before: float) -> int:
+        """Final epochs in the time that is left, if so many times as many come before; settled once."""
         known = run.result(stage)
         if known is None:
-            known = {"epochs": final_epochs(session, standing, seconds or 0.0, thirds)}
+            known = {"epochs": final_epochs(session, standing, seconds or 0.0, before)}
             run.finish(stage, known)
         return int(known["epochs"])
 
     timed = seconds is not None
-    lengthen = (lambda leader: epochs_left("plan-tuning", leader, THIRDS)) if timed else None
+    lengthen = (lambda leader: epochs_left("plan-tuning", leader, TUNING)) if timed else None
     contest = Contest(session, entries, epochs, lengthen)
     winner = contest.hold()
     final = epochs_left("plan-final", winner, 0) if timed else winner.full

@@ -23,7 +23,7 @@ DEFAULTS = {"cuda": 600.0, "cpu": 1200.0}  # seconds for a run on one's own imag
 RESERVE = 0.06  # of the time, for tests, the analysis of the network and the report
 LEAST, MOST = 5, 300  # final epochs
 RATES_TRIED, STEPS_CLIMBED = 3, 2  # trainings of the last two rounds, where the climb ends as it usually does
-THIRDS = RATES_TRIED + STEPS_CLIMBED  # each a third of the final training
+TUNING = RATES_TRIED * SHARES["learning rate"] + STEPS_CLIMBED * SHARES["augmentation"]  # in final trainings
 TOO_LONG = 1.2  # times the budget: a run that would take longer is refused
 ROUNDING = 1e-6  # five epochs in the time of five are five
 STEPS = 400  # lengths of the final training that a plan tries
@@ -67,27 +67,22 @@ def _wait(cuda: bool) -> None:
         torch.cuda.synchronize()
 
 
-def lengths(paces: Sequence[dict[str, float]], final: float) -> list[int]:
-    """Epochs of each entry's final training in that many seconds; under the least it is too slow to take part."""
-    return [min(MOST, int(final / p["epoch"] + ROUNDING)) for p in paces]
-
-
 def predicted(paces: Sequence[dict[str, float]], epochs: Sequence[int], trainings: int) -> float:
     """Seconds of a whole run with these entries, each with its own number of final epochs.
 
     Who will lead is not known, so later rounds count as they would with the slowest leader. Libraries load a network's
     kernels when it is measured, so later trainings begin as quickly as the quickest of the measured ones.
     """
-    total, later, setup = 0.0, [], min(pace["setup"] for pace in paces)
+    setup, entries = min(pace["setup"] for pace in paces), _entries(len(paces))
+    first = next((what for what in CUTS if entries[what]), None)  # in which everyone trains
+    rest = {what: count for what, count in entries.items() if what != first}
+    together, later = 0.0, []
     for pace, full in zip(paces, epochs, strict=True):
         each = {what: max(1, round(share * full)) for what, share in SHARES.items()}
-        entries = _entries(len(paces))
-        first = next(what for what in SHARES if entries[what])
-        total += setup + each[first] * pace["epoch"] if first in CUTS else 0.0
-        rest = {what: count for what, count in entries.items() if what != first or what not in CUTS}
-        begun, seen = sum(rest.values()), sum(count * each[what] for what, count in rest.items())
-        later.append((begun + trainings) * setup + (seen + trainings * full) * pace["epoch"])
-    return total + max(later)
+        together += 0.0 if first is None else setup + each[first] * pace["epoch"]
+        seen = sum(count * each[what] for what, count in rest.items()) + trainings * full
+        later.append((sum(rest.values()) + trainings) * setup + seen * pace["epoch"])
+    return together + max(later)
 
 
 def _entries(count: int) -> dict[str, int]:
@@ -128,21 +123,22 @@ def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dic
 
 def _inside(paces: Sequence[dict[str, float]], final: float) -> dict[int, int]:
     """The entries that reach the least number of final epochs in that many seconds, with their epochs."""
-    return {i: n for i, n in enumerate(lengths(paces, final)) if n >= LEAST}
+    lengths = (min(MOST, int(final / pace["epoch"] + ROUNDING)) for pace in paces)
+    return {i: n for i, n in enumerate(lengths) if n >= LEAST}
 
 
 def _time(paces: Sequence[dict[str, float]], inside: dict[int, int], trainings: int) -> float:
     return predicted([paces[i] for i in inside], list(inside.values()), trainings)
 
 
-def final_epochs(session: Session, standing: Standing, seconds: float, thirds: int = 0) -> int:
+def final_epochs(session: Session, standing: Standing, seconds: float, before: float = 0.0) -> int:
     """Epochs of the final training in the time that is left, at an entry's pace in its last round.
 
-    That many trainings of a third of its length come before it.
+    Rounds with ``before`` times as many epochs come first.
     """
     paces = [leg["seconds"] / leg["epochs"] for leg in standing.rounds if leg["seconds"]]
     left = (1 - RESERVE) * seconds - sum(session.run.seconds().values())
-    trainings = 1 + len(session.config.peers) + thirds / 3
+    trainings = 1 + len(session.config.peers) + before
     return int(np.clip(left / trainings / max(paces[-1], 1e-9), LEAST, MOST))
 
 
