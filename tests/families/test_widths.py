@@ -39,3 +39,11 @@ def test_every_family_counts_decimal_ratios_as_it_builds_them(name):
             changed = arch.replace(**genes)
             made = one.build(one.settings(dict(space.settings)), changed)
             assert sum(p.numel() for p in made.parameters()) == Counter(name, dict(space.settings)).params(changed)
+
+
+@pytest.mark.parametrize("name", ["shunted", "swin", "windowed"])
+def test_hand_designed_widths_suit_a_gpus_layer_norm(name):
+    """From 16 channels on in fours: others take torch's slow kernel."""
+    settings = family(name).settle((96, 96), 1_500_000) | {"image_size": (96, 96), "channels": 3, "classes": 10}
+    widths = {arch.one("embed.1" if name == "windowed" else "embed") for arch in family(name).baseline(settings)}
+    assert max(widths) > 64 and all(width % 4 == 0 for width in widths if width >= 16)

@@ -100,6 +100,20 @@ def np_images():
     return torch.zeros(2, 1, 8, 8)
 
 
+def test_a_final_training_that_fails_does_not_cost_the_network_of_the_contest(tmp_path, monkeypatch):
+    """The final network here was never trained; what a third of thirty epochs made is better."""
+    monkeypatch.setattr(api.Session, "plain", lambda self, arch, *_: self.build(arch, 0.0).eval())
+    settings = {"family": "vit", "time": None, "train.epochs": 30, "analysis.images": 0, "analysis.mistakes": 0}
+    out = tmp_path / "run"
+    result = tailorvit.run(
+        "image-folder", data="digits", max_params="20k", settings=settings, out=out, progress="quiet"
+    )
+    found, left = result["candidates"]
+    assert left["name"] == "contest" and left["chosen"] and left["final_search_accuracy"] > 40 > found["test_accuracy"]
+    assert result["test_accuracy"] == left["test_accuracy"] and "as the contest left it" in result["why"]
+    assert tailorvit.evaluate(out, data="digits").accuracy > 30, "and its weights are the ones stored"
+
+
 def test_what_a_choice_was_worth_compares_what_differs_in_it_alone(held):
     for row in held[0]["contest"]["worth"]:
         assert row["low"] <= row["points"] <= row["high"] and row["points"] >= 0 and row["best"] != row["worst"]
@@ -133,7 +147,7 @@ def test_of_augmentations_that_cannot_be_told_apart_the_mildest_wins(monkeypatch
             return len(made.standings) - 1
 
         monkeypatch.setattr(made, "_fresh", fresh)
-        monkeypatch.setattr(made, "_end", lambda *_, first: [first])
+        monkeypatch.setattr(made, "_end", lambda *_: None)
         assert made.climb(0).entry.augment == winner
 
 
@@ -192,7 +206,7 @@ def test_the_final_training_uses_what_is_left(tmp_path):
     winner = Standing(session.plan.entries[0], 60, rounds=[{"seconds": 8.0, "epochs": 4}])
     session.run.spend("contest-0-0", 300.0)
     assert schedule.final_epochs(session, winner, 500) == int((0.94 * 500 - 300) / 2)
-    assert schedule.final_epochs(session, winner, 500, thirds=3) == int((0.94 * 500 - 300) / 2 / 2)
+    assert schedule.final_epochs(session, winner, 500, before=1) == int((0.94 * 500 - 300) / 2 / 2)
     assert schedule.final_epochs(session, winner, 301) == schedule.LEAST
 
 
