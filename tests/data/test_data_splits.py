@@ -164,7 +164,7 @@ def test_folder_layouts(tmp_path, split_pets):
 
 
 def test_split_folders_by_their_other_names(tmp_path):
-    for k, (train, test) in enumerate((("Training", "Testing"), ("train", "testing"))):
+    for k, (train, test) in enumerate((("Training", "Testing"), ("train", "testing"), ("trainval", "test"))):
         root = fill(tmp_path / str(k), {f"{part}/{c}": 4 for part in (train, test) for c in ("a", "b")})
         assert open_data(str(root)).counts == {"train": 6, "search": 2, "test": 8}
     root = fill(tmp_path / "three", {f"{part}/{c}": 4 for part in ("training", "dev", "test") for c in ("a", "b")})

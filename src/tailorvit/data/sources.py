@@ -396,8 +396,12 @@ def _read_fashion_mnist(rest: str) -> ImageSet:
 
 # -- image folders ----------------------------------------------------------------------------------------------------
 
-_SPLIT_FOLDERS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
-_SPLIT_FOLDERS |= {"dev": "val", "test": "test", "testing": "test"}
+_NAMES_OF_SPLITS = {
+    "train": ("train", "training", "trainval"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+_SPLIT_FOLDERS = {name: part for part, names in _NAMES_OF_SPLITS.items() for name in names}
 _LAYOUT = "images belong in ROOT/CLASS/*.jpg or ROOT/{train,val,test}/CLASS/*.jpg"
 
 
