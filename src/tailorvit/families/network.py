@@ -228,6 +228,17 @@ def picked(indices: int | Sequence[int] | None, count: int) -> list[int]:
     )
 
 
+def as_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Tokens (B, n, C) as a map (B, C, rows, columns)."""
+    out: Tensor = x.transpose(1, 2).unflatten(-1, grid)
+    return out
+
+
+def as_tokens(x: Tensor) -> Tensor:
+    """A map (B, C, rows, columns) as tokens (B, n, C)."""
+    return x.flatten(2).transpose(1, 2)
+
+
 def resized_map(table: Tensor, sides: Sides, antialias: bool = True) -> Tensor:
     """(channels, rows, columns) to other sides, bicubic; the same sides give the same tensor.
 

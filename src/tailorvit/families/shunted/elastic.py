@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from tailorvit.arch import Arch
 from tailorvit.elastic.layers import drop_path
 from tailorvit.elastic.slicing import Width, prefix
+from tailorvit.elastic.weights import Plan, Weights, conv, depthwise, layer_norm, linear
 from tailorvit.families.assemble import assemble
 from tailorvit.families.base import require_room
+from tailorvit.families.network import as_map, as_tokens
 from tailorvit.families.shunted.plain import (
     STAGES,
     PlainShunted,
     ShuntedSettings,
-    as_map,
-    as_tokens,
     cells,
     filled,
     shapes,
@@ -32,51 +32,7 @@ from tailorvit.space import Space
 
 # -- modules ----------------------------------------------------------------------------------------------------------
 
-Plan = Mapping[str, Width]  # the widths of one stage for one call: of embed, the stage before, a head, the MLP
-Axis = int | tuple[int, str]  # an axis used whole, or one whose prefix the plan names
 Grid = tuple[int, int]
-
-
-class Weights(nn.Module):
-    """A layer's weight and bias, shaped so that every slice is a prefix; the axes say which width cuts them."""
-
-    def __init__(self, weight: Sequence[Axis], bias: Sequence[Axis]) -> None:
-        super().__init__()
-        self.axes = {"weight": weight, "bias": bias}
-        self.weight, self.bias = (
-            nn.Parameter(torch.empty([a if isinstance(a, int) else a[0] for a in axes])) for axes in (weight, bias)
-        )
-
-    def widths(self, plan: Plan) -> dict[str, tuple[Width | None, ...]]:
-        """Per parameter, what a plan uses of it."""
-        return {n: tuple(None if isinstance(a, int) else plan[a[1]] for a in axes) for n, axes in self.axes.items()}
-
-    def forward(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        """The weight and bias a plan uses."""
-        widths = self.widths(plan)
-        return prefix(self.weight, *widths["weight"]), prefix(self.bias, *widths["bias"])
-
-
-def _norm(layer: Weights, x: Tensor, plan: Plan, eps: float) -> Tensor:
-    weight, bias = layer(plan)
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-
-def _linear(layer: Weights, x: Tensor, plan: Plan, outputs: int, inputs: int = 1) -> Tensor:
-    """A linear layer whose outputs and inputs span that many axes of the weight."""
-    weight, bias = layer(plan)
-    return F.linear(x, weight.flatten(0, outputs - 1).flatten(1, inputs), bias.flatten())
-
-
-def _conv(layer: Weights, x: Tensor, plan: Plan, stride: int, padding: int = 0) -> Tensor:
-    weight, bias = layer(plan)
-    return F.conv2d(x, weight, bias, stride, padding)
-
-
-def _depthwise(layer: Weights, x: Tensor, plan: Plan, grid: Grid) -> Tensor:
-    weight, bias = layer(plan)
-    weight, bias = weight.flatten(0, -4), bias.flatten()
-    return as_tokens(F.conv2d(as_map(x, grid), weight, bias, padding=1, groups=len(bias)))
 
 
 def _norm_weights(embed: int) -> Weights:
@@ -98,10 +54,10 @@ class Keys(nn.Module):
     def forward(self, x: Tensor, grid: Grid, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and convolved values, each (B, heads, keys, head)."""
         if self.cell is not None:
-            x = as_tokens(_conv(self.sr, filled(as_map(x, grid), self.cell), plan, self.cell))
-            x, grid = F.gelu(_norm(self.norm, x, plan, self.eps)), cells(grid, self.cell)
-        k, v = _linear(self.kv, x, plan, 3).unflatten(-1, (2, -1)).unbind(2)
-        convolved = _depthwise(self.local, v, plan, grid)
+            x = as_tokens(conv(self.sr, filled(as_map(x, grid), self.cell), plan, self.cell))
+            x, grid = F.gelu(layer_norm(self.norm, x, plan, self.eps)), cells(grid, self.cell)
+        k, v = linear(self.kv, x, plan, 3).unflatten(-1, (2, -1)).unbind(2)
+        convolved = as_tokens(depthwise(self.local, as_map(v, grid), plan))
         k, v, convolved = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (k, v, convolved))
         return k, v, convolved
 
@@ -119,11 +75,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, plan: Plan) -> Tensor:
         """(B, n, embed) to (B, n, embed)."""
-        queries = _linear(self.q, x, plan, 2).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(len(self.sets), 1)
+        queries = linear(self.q, x, plan, 2).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(len(self.sets), 1)
         mixed = []
         for q, keys in zip(queries, self.sets, strict=True):
             mixed.append(shunt(q, keys(x, grid, plan), len(self.sets) > 1))
-        return _linear(self.proj, torch.cat(mixed, 1).transpose(1, 2).flatten(2), plan, 1, 2)
+        return linear(self.proj, torch.cat(mixed, 1).transpose(1, 2).flatten(2), plan, 1, 2)
 
 
 class Mlp(nn.Module):
@@ -137,8 +93,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, plan: Plan) -> Tensor:
         """Same shape out as in."""
-        x = _linear(self.fc1, x, plan, 1)
-        return _linear(self.fc2, F.gelu(x + _depthwise(self.dwconv, x, plan, grid)), plan, 1)
+        x = linear(self.fc1, x, plan, 1)
+        return linear(self.fc2, F.gelu(x + as_tokens(depthwise(self.dwconv, as_map(x, grid), plan))), plan, 1)
 
 
 class Block(nn.Module):
@@ -152,9 +108,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, plan: Plan) -> Tensor:
         """(B, n, embed) to (B, n, embed)."""
-        branch = self.attn(_norm(self.norm1, x, plan, self.eps), grid, plan)
+        branch = self.attn(layer_norm(self.norm1, x, plan, self.eps), grid, plan)
         x = x + drop_path(branch, self.rate, self.training)
-        branch = self.mlp(_norm(self.norm2, x, plan, self.eps), grid, plan)
+        branch = self.mlp(layer_norm(self.norm2, x, plan, self.eps), grid, plan)
         return x + drop_path(branch, self.rate, self.training)
 
 
@@ -170,8 +126,8 @@ class Stem(nn.Module):
 
     def forward(self, x: Tensor, plan: Plan) -> Tensor:
         """(B, C, H, W) to (B, n, embed)."""
-        x = _conv(self.proj, stem_features(self.convs, self.norms, x), plan, self.stride)
-        return _norm(self.norm, as_tokens(x), plan, self.eps)
+        x = conv(self.proj, stem_features(self.convs, self.norms, x), plan, self.stride)
+        return layer_norm(self.norm, as_tokens(x), plan, self.eps)
 
 
 class Down(nn.Module):
@@ -185,8 +141,8 @@ class Down(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, plan: Plan) -> Tensor:
         """(B, n, inputs) to (B, n', embed)."""
-        x = _conv(self.proj, as_map(x, grid), plan, self.stride, 1)
-        return _norm(self.norm, as_tokens(x), plan, self.eps)
+        x = conv(self.proj, as_map(x, grid), plan, self.stride, 1)
+        return layer_norm(self.norm, as_tokens(x), plan, self.eps)
 
 
 class Stage(nn.Module):
@@ -206,7 +162,7 @@ class Stage(nn.Module):
         x = self.downsample(x, self.before, plan) if hasattr(self, "downsample") else x
         for block in self.blocks[:depth]:
             x = block(x, self.grid, plan)
-        return _norm(self.norm, x, plan, self.eps)
+        return layer_norm(self.norm, x, plan, self.eps)
 
 
 # -- model ------------------------------------------------------------------------------------------------------------
@@ -258,7 +214,7 @@ class ElasticShunted(nn.Module):
         x = self.patch_embed(x, plans[0][1])
         for stage, (depth, plan) in zip(self.stages, plans, strict=True):
             x = stage(x, depth, plan)
-        return _linear(self.head, x.mean(1), plans[-1][1], 1)
+        return linear(self.head, x.mean(1), plans[-1][1], 1)
 
     def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter, the prefix this arch uses."""

@@ -22,6 +22,8 @@ from tailorvit.families.network import (
     PlainNetwork,
     Sides,
     Windows,
+    as_map,
+    as_tokens,
     drop_rates,
     hidden_width,
     picked,
@@ -80,17 +82,6 @@ class ShuntedSettings(NetworkSettings):
         """MLP ratio of every stage."""
         late = {"half": mlp / 2, "four": 4, "same": mlp}[self.ratios]
         return (mlp, mlp, late, late)
-
-
-def as_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Tokens (B, n, C) as a map (B, C, rows, columns)."""
-    out: Tensor = x.transpose(1, 2).unflatten(-1, grid)
-    return out
-
-
-def as_tokens(x: Tensor) -> Tensor:
-    """A map (B, C, rows, columns) as tokens (B, n, C)."""
-    return x.flatten(2).transpose(1, 2)
 
 
 def filled(x: Tensor, cell: int) -> Tensor:
