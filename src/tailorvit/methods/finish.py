@@ -24,12 +24,14 @@ from tailorvit.methods.session import Session, Supernet
 from tailorvit.search import Trial, merit
 from tailorvit.search.pareto import non_dominated
 from tailorvit.train import TrainSettings, hits
+from tailorvit.train.statistics import measured, shared_statistics
 
 __all__ = ["FinalSettings", "Finished", "baseline_arch", "baseline_training", "finish"]
 
 Answers = NDArray[np.bool_]  # whether each image of a split is classified correctly
 FEW_IMAGES = 500  # of the search split; with fewer, several candidates are finished: one image is 0.2 points and more
 SEVERAL = 3
+STATISTICS = 20  # batches on which an inherited network's batch statistics are measured
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,9 @@ def _final_network(
         return session.plain(arch, settings, stage, start)
     inherited = session.family.extract(supernet.model(), arch)
     if how == "inherit":
+        if shared_statistics(supernet.model()):
+            batches = session.train_batches(settings, f"{stage} statistics").iterate(0, STATISTICS)
+            measured(inherited, (batch.x.to(session.device) for batch in batches))
         return inherited.eval()
     # Built anew, for the drop path of the last training: an extracted network has the supernet's.
     tuned = session.build(arch, settings.drop_path)

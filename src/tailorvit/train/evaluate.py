@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
+from tailorvit.families import family
 from tailorvit.train.graphs import GraphCalls
 from tailorvit.train.optim import float32_sums
+from tailorvit.train.statistics import measured, shared_statistics
 
 Batch = tuple[Tensor, Tensor]
 
@@ -45,7 +48,10 @@ def class_scores(model: nn.Module, batches: Iterable[Batch], device: str = "cpu"
 
 
 class Evaluator:
-    """Accuracies of sub-networks on fixed batches; each architecture is evaluated once."""
+    """Accuracies of sub-networks on fixed batches; each architecture is evaluated once.
+
+    Where sub-networks share batch statistics, each is judged with its own, measured on the same images.
+    """
 
     def __init__(self, model: nn.Module, batches: Iterable[Batch], device: str = "cpu", bf16: bool = False) -> None:
         self.model, self.device, self.bf16 = model.to(device).eval(), device, bf16
@@ -54,6 +60,7 @@ class Evaluator:
         self.call: Callable[..., Tensor] = model
         if torch.device(device).type == "cuda" and hasattr(model, "grouped"):
             self.call = GraphCalls(model, bf16)
+        self.remeasure = shared_statistics(model)
         self.known: dict[Arch, float] = {}
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
@@ -68,7 +75,11 @@ class Evaluator:
         self.model.eval()
         hits, count = torch.zeros((), device=self.device), 0
         with float32_sums(), torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.bf16):
+            call: Callable[[Tensor], Tensor] = partial(self.call, arch=arch)
+            if self.remeasure:
+                plain = family(arch.family).extract(self.model, arch)
+                call = measured(plain, (x.to(self.device) for x, _ in self.batches))
             for x, y in ((x.to(self.device), y.to(self.device)) for x, y in self.batches):
-                hits += (self.call(x, arch).argmax(-1) == y).sum()
+                hits += (call(x).argmax(-1) == y).sum()
                 count += len(y)
         return 100 * float(hits) / max(count, 1)
