@@ -111,7 +111,9 @@ def test_pillow_images_and_arrays_are_as_good_as_files(folder, image_paths, tmp_
 
 def test_predicting_leaves_the_mode_and_batches_agree(folder, image_paths, monkeypatch):
     network = load(folder)
+    assert not any(module.training for module in network.modules())
     wanted = network.predict(image_paths)
+    assert not any(module.training for module in network.modules()), "a call would change batch statistics"
     monkeypatch.setattr(network_module, "BATCH", 2)
     network.train()
     assert network.predict(image_paths) == probabilities(wanted)

@@ -162,7 +162,7 @@ def load(folder: str | Path) -> Network:
         raise TailorError(
             f"The network in '{folder}' has {model.num_classes} classes but names {len(card.classes)} of them."
         )
-    return Network(model.eval(), card)
+    return Network(model, card).eval()
 
 
 def _build(plain: Mapping[str, Any] | None, card: Card) -> nn.Module:
