@@ -68,9 +68,20 @@ def test_dss_equals_the_formula_layer_by_layer(family):
         if isinstance(layer, nn.Linear) and ".attn." in path:
             norms = [torch.linalg.svdvals(t.detach().double()).sum() for t in (layer.weight, layer.weight.grad)]
             wanted += float(norms[0] * norms[1])
-        elif isinstance(layer, nn.Linear) and ".mlp." in path:
-            wanted += float((layer.weight * layer.weight.grad).abs().sum())
+        elif isinstance(layer, nn.Linear | nn.Conv2d) and ".mlp." in path and "dwconv" not in path:
+            wanted += float((layer.weight * layer.weight.grad).detach().abs().sum())
     assert PROXIES["dss"].measure(job)["score"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_convolutions_that_count():
+    """Those of the patch embedding, and of 1x1 in an MLP; a Shunted network's keys of one pixel keep out as others."""
+    for family, wanted in (("hybrid", {"patch", "mlp"}), ("shunted", {"patch"})):
+        space, arch, model = built(family)
+        convs = {w.name: w for w in weights(task(model, arch, space), model) if w.tensor.ndim == 4}
+        assert {w.part for w in convs.values()} == wanted
+        assert {w.layer for w in convs.values() if w.part == "mlp"} <= {"fc1", "fc2"}
+        pixels = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]
+        assert pixels, "there is something to tell apart"
 
 
 def test_dss_of_the_paper_and_of_the_released_code():

@@ -18,7 +18,7 @@ from tailorvit.rng import derive
 
 
 class Weight(NamedTuple):
-    """The weight of one linear layer or patch convolution."""
+    """The weight of one linear layer, patch convolution or 1x1 convolution of an MLP."""
 
     name: str
     part: str  # patch, mixing, mlp, head or other
@@ -27,15 +27,23 @@ class Weight(NamedTuple):
 
 
 def weights(task: Task, model: nn.Module) -> list[Weight]:
-    """The weights of all linear layers and of the patch convolutions; the words in a layer's path give its part."""
+    """The weights of all linear layers and of the patch convolutions; the words in a layer's path give its part.
+
+    In an MLP of convolutions those of 1x1 are the linear layers, applied at every pixel.
+    """
     words = FAMILIES[task.family].layer_words
     found = []
     for path, module in model.named_modules():
         steps = path.split(".")
         part = next((words[s] for s in steps if s in words), "other")
-        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and part == "patch"):
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and _counts(module, part)):
             found.append(Weight(f"{path}.weight", part, steps[-1], module.weight))
     return found
+
+
+def _counts(conv: nn.Conv2d, part: str) -> bool:
+    """Whether a convolution counts: in the patch embedding, or as an MLP's linear layer."""
+    return part == "patch" or (part == "mlp" and conv.kernel_size == (1, 1) and conv.groups == 1)
 
 
 def sums_by_part(rows: Iterable[tuple[Weight, Tensor]]) -> dict[str, float]:

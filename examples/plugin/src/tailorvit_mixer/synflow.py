@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailorvit.proxies.base import Proxy, Task
+from tailorvit.proxies.layers import gradients_for
 
 
 def synflow(task: Task) -> dict[str, float]:
@@ -14,7 +15,8 @@ def synflow(task: Task) -> dict[str, float]:
     weights = {n: p.detach().abs().double().requires_grad_() for n, p in model.named_parameters()}
     buffers = {n: b.double() if b.is_floating_point() else b for n, b in model.named_buffers()}
     x = torch.ones(1, shared.channels, *shared.image_size, dtype=torch.float64, device=next(model.parameters()).device)
-    with torch.enable_grad():
+    # In evaluation mode, whatever mode the network is in: batch norms would change their statistics.
+    with gradients_for(model, ()), torch.enable_grad():
         total = torch.func.functional_call(model, {**weights, **buffers}, (x,)).sum()
         gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
     score = sum(float((w * g).detach().abs().sum()) for w, g in zip(weights.values(), gradients, strict=True))
