@@ -246,7 +246,7 @@ def test_a_killed_training_resumes_to_the_same_weights(kind: str, precision: str
     assert all(torch.equal(resumed[n], t) for n, t in whole.items())
 
 
-@pytest.mark.parametrize("name", ["pit", "swin", "windowed", "shunted", "vit"])
+@pytest.mark.parametrize("name", ["pit", "swin", "windowed", "shunted", "hybrid", "vit"])
 def test_every_family_trains_and_evaluates(name: str) -> None:
     entry = family(name)
     space = entry.shrink(next(iter(entry.spaces.values())))
@@ -316,7 +316,7 @@ def test_a_network_of_any_kind_is_recorded_and_learns_the_same(name: str, precis
         assert not key.endswith("tracked") or int(statistics[1][key]) == 10
 
 
-@pytest.mark.parametrize("name", ["shunted", "mobilevit_xxs"])
+@pytest.mark.parametrize("name", ["shunted", "hybrid", "mobilevit_xxs"])
 def test_batch_norms_forget_a_recorded_step_that_is_not_finite(name: str) -> None:
     ends = []
     for graphs in (False, True):

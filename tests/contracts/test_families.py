@@ -70,6 +70,17 @@ class TestShunted(FamilyContract):
     }
 
 
+class TestHybrid(FamilyContract):
+    name = "hybrid"
+    variants = {
+        "non-square": {"image_size": (8, 12)},
+        "odd sides": {"image_size": (7, 9)},
+        "one stage attends": {"attention": 1},
+        "all stages attend": {"attention": 4},
+        "strided stem": {"image_size": (16, 16), "stem_stride": 2},
+    }
+
+
 class TestLadder(FamilyContract):
     name = "ladder"
     variants = {

@@ -14,8 +14,8 @@ from tailorvit.families.resize import require_size, resized, resized_settings
 from tailorvit.families.vit.plain import PlainViT, ViTSettings, filled_table
 from tailorvit.families.windows.plain import PlainWindowed, WindowSettings, WindowStage, scaled_windows
 
-KINDS = ["vit", "pit", "swin", "windowed", "shunted"]
-LARGER = {"vit": (12, 12), "pit": (12, 12), "swin": (16, 16), "windowed": (16, 16), "shunted": (16, 16)}
+KINDS = ["vit", "pit", "swin", "windowed", "shunted", "hybrid"]
+LARGER = {"vit": (12, 12), "pit": (12, 12), **dict.fromkeys(("swin", "windowed", "shunted", "hybrid"), (16, 16))}
 
 
 def network(name: str, **given) -> PlainNetwork:
@@ -293,6 +293,7 @@ def test_the_family_counts_the_resized_network(name):
         (windowed, 4, "5"),
         (lambda: network("pit"), 0, "2"),
         (lambda: network("shunted"), 1, "4"),
+        (lambda: network("hybrid"), 0, "1"),
     ],
 )
 def test_a_size_that_cannot_be_cut_names_the_nearest(model, side, near):

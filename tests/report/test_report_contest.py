@@ -11,6 +11,8 @@ import pytest
 
 from fake_runs import contest as contest_facts
 from tailorvit.arch import Arch
+from tailorvit.families import FAMILIES
+from tailorvit.registry import HOME
 from tailorvit.report import collect, contest, page, render, write_report_figures
 from tailorvit.runs import Run
 
@@ -105,6 +107,11 @@ def test_epochs_are_placed_by_their_factors(facts):
     svg = figure(facts, "contest-rungs").svg
     at = {float(v): float(x) for x, v in re.findall(r'<text x="([\d.]+)"[^>]*middle">([\d.]+)<', svg)}
     assert at[9] - at[3] == pytest.approx(at[27] - at[9], abs=0.2)
+
+
+def test_every_family_of_ours_has_a_colour_of_its_own():
+    ours = {name for name in FAMILIES if FAMILIES.origin(name) == HOME}
+    assert set(contest._FAMILIES) == ours and len(set(contest._FAMILIES.values())) == len(ours)
 
 
 def test_families_from_outside_keep_apart(make):

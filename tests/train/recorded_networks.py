@@ -17,7 +17,7 @@ from tailorvit.rng import seed_everything
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "plugin" / "src"))
 
-OURS = ("vit", "pit", "swin", "windowed", "shunted", "ladder")
+OURS = ("vit", "pit", "swin", "windowed", "shunted", "hybrid", "ladder")
 PEERS = ("mobilevit_xxs", "edgenext_xx_small")  # of timm: batch norms, and tensors made on the host in the forward
 NAMES = (*OURS, "mixer", *PEERS)
 

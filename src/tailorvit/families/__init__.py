@@ -17,6 +17,7 @@ FAMILIES: Registry[Family] = Registry(
         "vit": "tailorvit.families.vit.family:FAMILY",
         "pit": "tailorvit.families.pit.family:FAMILY",
         "shunted": "tailorvit.families.shunted.family:FAMILY",
+        "hybrid": "tailorvit.families.hybrid.family:FAMILY",
         "swin": "tailorvit.families.windows.swin:FAMILY",
         "windowed": "tailorvit.families.windows.windowed:FAMILY",
         "ladder": "tailorvit.families.ladder.family:FAMILY",

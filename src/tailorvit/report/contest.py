@@ -25,7 +25,15 @@ from tailorvit.report.markup import (
 from tailorvit.report.reading import Facts
 
 # A family has the same colour in every report; families from outside take the colours again, dashed.
-_FAMILIES = {"vit": "c0", "pit": "c1", "shunted": "c2", "swin": "c3", "ladder": "c4", "windowed": "c5"}
+_FAMILIES = {
+    "vit": "c0",
+    "pit": "c1",
+    "shunted": "c2",
+    "swin": "c3",
+    "ladder": "c4",
+    "windowed": "c5",
+    "hybrid": "c6",
+}
 _CHOICES = ("shape", "augmentation", "learning rate")
 _USUAL = "usual"  # the stem that needs no name
 _ROWS = 24  # entries in the open table; the rest is folded

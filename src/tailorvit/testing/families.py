@@ -353,7 +353,10 @@ class FamilyContract:
             plain, x = self.family.extract(self.supernet(space), arch).eval(), self.images(space, 3)
             before, found = plain(x), list(self.family.attention(plain, x))
             rows = self.family.outline(counter(space).shared, arch)
-            assert {(m.stage, m.block) for m in found} == {(r["stage"], r["block"]) for r in rows}
+            attends = {(r["stage"], r["block"]) for r in rows if "heads" in r} or {
+                (r["stage"], r["block"]) for r in rows
+            }
+            assert {(m.stage, m.block) for m in found} == attends
             assert len({m.name for m in found}) == len(found)
             for m in found:
                 weights = m.weights()

@@ -1,0 +1,1 @@
+"""Convolutions in the early stages, attention in the last ones, batch norm throughout."""
