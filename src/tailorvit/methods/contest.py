@@ -40,18 +40,18 @@ NETWORK = ("family", "stem", "shape")  # what the first rounds choose
 AUTO = "auto"  # as a family: all that fit take part
 USUAL = "usual"  # the stem that suits the image size
 HAND = "hand-designed"
-RATES = (0.5, 1.0, 2.0, 4.0)  # times the recipe's learning rate: two are tried, and the next on the better side
+RATES = (0.25, 0.5, 1.0, 2.0)  # times the recipe's learning rate: two are tried, and the next if one is clearly better
 FAMILY = "best of each family"
 CUTS = {"all networks": 6, FAMILY: 3, "best three": 1}  # the first rounds, and how many go on
 SHARES = {  # of the final epochs
-    "all networks": 1 / 16,
-    FAMILY: 1 / 12,
-    "best three": 1 / 6,
+    "all networks": 1 / 24,
+    FAMILY: 1 / 16,
+    "best three": 1 / 8,
     "learning rate": 1 / 3,
     "augmentation": 1 / 3,
 }
 WARMUP = 0.2  # of a round's epochs, at most
-ERRORS = 1.0  # standard errors within which augmentations cannot be told apart
+ERRORS = 1.0  # standard errors within which learning rates and augmentations cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -211,15 +211,20 @@ class Contest:
         return self.climb(self.set_rate(leader))
 
     def set_rate(self, leader: Standing) -> int:
-        """The leader from fresh weights, with its learning rate and the next, then with the one beyond the better."""
+        """The leader from fresh weights, with its learning rate and half of it.
+
+        Where one is clearly better, the next rate on its side is tried as well; else the best lies between the two.
+        """
         self._forget(leader.weights)
         number, tried = len(self.rounds), list[int]()
         rates = [factor * self.session.config.final.train.lr for factor in RATES]
         for rate in rates[1:3]:
             tried.append(self._fresh(replace(leader.entry, lr=rate), leader.full, "learning rate", number))
-        first, second = (self.standings[n].accuracy for n in tried)
-        beyond = rates[3] if second > first else rates[0]
-        tried.append(self._fresh(replace(leader.entry, lr=beyond), leader.full, "learning rate", number))
+        half, whole = (self.standings[n].correct for n in tried)
+        gap = paired_difference(half, whole, ERRORS)
+        if gap.clear:
+            beyond = rates[0] if gap.difference > 0 else rates[3]
+            tried.append(self._fresh(replace(leader.entry, lr=beyond), leader.full, "learning rate", number))
         best = self._ranked(tried)[0]
         self._end(number, "learning rate", tried, [best])
         return best
