@@ -1,6 +1,7 @@
 """Latency of networks of one size: trained ViTs of CIFAR-10, and the hand-designed networks of the other families.
 
 python benchmarks/win/latency.py [--out FILE]    # needs onnx, onnxscript and onnxruntime; a quiet machine
+python benchmarks/win/latency.py --gpu [--out FILE]    # PyTorch on a GPU: eager, and recorded as a CUDA graph
 
 One image at a time, with onnxruntime and with PyTorch, on the CPU; networks are timed in turns, several times, and the
 median counts. Weights are random: they do not change the time. Accuracies are those of benchmarks/cifar10 (16 epochs).
@@ -13,7 +14,9 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +35,7 @@ from tailorvit.methods.contest import largest_of, stem_settings
 HERE = Path(__file__).resolve().parent
 ROWS = HERE.parent / "cifar10" / "results" / "rows.jsonl"
 SIZE, LIMIT, EPOCHS, TURNS = 32, 1_500_000, 16, 5
+WARM, REPEATS = 10, 100  # calls of a turn on a GPU
 VIT = {"image_size": (SIZE, SIZE), "channels": 3, "classes": 10, "patch": 4, "head_dim": 32, "reach": 7}
 Case = dict[str, Any]
 
@@ -64,12 +68,53 @@ def designed() -> list[Case]:
     return cases
 
 
+def on_gpu(cases: list[Case]) -> None:
+    """Milliseconds of one image on a GPU, in float32, eager and recorded."""
+    x, calls = torch.randn(1, 3, SIZE, SIZE, device="cuda"), []
+    for case in cases:
+        own = family(case["family"])
+        model = own.build(own.settings(case["settings"]), own.arch(case["arch"]), 0.0).eval().cuda()
+        case["params"] = sum(p.numel() for p in model.parameters())
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad():
+            for _ in range(WARM):
+                model(x)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                model(x)
+        calls.append((model, graph))
+
+    def timed(call: Callable[[], Any]) -> float:
+        times = []
+        with torch.no_grad():
+            for _ in range(WARM + REPEATS):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                call()
+                torch.cuda.synchronize()
+                times.append(1e3 * (time.perf_counter() - begin))
+        return statistics.median(times[WARM:])
+
+    times: list[tuple[list[float], list[float]]] = [([], []) for _ in cases]
+    for _ in range(TURNS):
+        for (model, graph), (slow, quick) in zip(calls, times, strict=True):
+            slow.append(timed(lambda model=model: model(x)))
+            quick.append(timed(graph.replay))
+    for case, (slow, quick) in zip(cases, times, strict=True):
+        case |= {"gpu_ms": statistics.median(slow), "graph_ms": statistics.median(quick)}
+
+
 def main() -> None:
     """Time them all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "latency-cpu.json")
+    parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
     cases, calls = [*trained(), *designed()], []
+    if options.gpu:
+        on_gpu(cases)
+        facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        return write({**facts, "command": "python benchmarks/win/latency.py --gpu", "networks": cases}, options.out)
     x = torch.randn(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     with tempfile.TemporaryDirectory() as folder:
         for i, case in enumerate(cases):

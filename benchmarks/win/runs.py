@@ -5,13 +5,13 @@ python benchmarks/win/runs.py CASE --data NAME=SOURCE [--image-size 96] --budget
 Cases, in the order in which they build on each other:
   default    the run as it comes, with a budget of time (or --epochs)
   families   the hand-designed network of every family, by the recipe that run chose, for as many epochs
-  peers      models of timm likewise
-  rates      those models with half and twice that learning rate
+  screen     models of timm at two learning rates for a third of the epochs, judged by the search images
+  peers      the best two of them, at their better rate, by the recipe that run chose, for as many epochs
   parts      the winner without one of the things that made it: start, learning rate, augmentation, length
   s4         a ViT by S4, by that recipe; with --on winner S4 on the winner's family
   old        what version 0.2 did by default (--old-source: its src folder)
   shapes     the ladder of ViT shapes of CIFAR-10, 40 epochs
-Every case appends rows to the output and skips what is there already.
+Every case appends rows to the output and skips what is there already. lease.py beside this runs all of them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,21 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
-from sweep import PEERS, tried
+from sweep import tried
 
 LIMIT = 1_500_000
-FAMILIES = ("vit", "pit", "swin", "windowed", "shunted")
-MORE = ("starnet_s100", "mobilenetv4_conv_small_050", "efficientvit_b0")  # models of timm, at one learning rate only
+FAMILIES = ("vit", "pit", "swin", "windowed", "shunted", "hybrid")
+PEERS = (  # models of timm that keep the limit; efficientvit_b0 has 2.1M
+    "mobilevit_xxs",
+    "edgenext_xx_small",
+    "mobilevitv2_050",
+    "ese_vovnet19b_slim_dw",
+    "mobilenetv3_small_075",
+    "starnet_s100",
+    "tinynet_d",
+    "mobilenetv4_conv_small_050",
+)
+RATES, BEST = (1e-3, 2e-3), 2
 LARGE = ("parts", "blocks", "spaces", "front", "fixed", "comparison", "data", "seed")  # of result.json, not in rows
 SHAPES = (  # depth, width, heads, MLP ratio; CIFAR-10, at most 1.5M
     (12, 100, 3, 4),
@@ -46,8 +56,10 @@ Job = dict[str, Any]
 
 
 def rows(path: Path) -> list[Job]:
-    """What is known."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """What is known; a line that another process is still writing is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Study:
@@ -60,8 +72,10 @@ class Study:
 
     def add(self, **row: Any) -> None:
         """Store a row."""
-        with self.out.open("a") as file:
-            file.write(json.dumps({"case": self.options.case, **self.key, **row}) + "\n")
+        line = json.dumps({"case": self.options.case, **self.key, **row}) + "\n"
+        file = os.open(self.out, os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        os.write(file, line.encode())  # at once: other processes write here too
+        os.close(file)
         print(json.dumps(row)[:300], flush=True)
 
     def chosen(self) -> Job:
@@ -106,7 +120,7 @@ class Study:
 
 def recipe(epochs: int, method: str = "contest", family: str = "auto", **train: Any) -> str:
     """The recipe image-folder without its budget of time."""
-    own = {"epochs": epochs, "batch": 0, "lr": 1e-3, "warmup": 3, "drop_path": 0.05, "precision": "auto", **train}
+    own = {"epochs": epochs, "batch": 0, "lr": 2e-3, "warmup": 3, "drop_path": 0.05, "precision": "auto", **train}
     lines = [f"{k} = {json.dumps(v)}" for k, v in own.items()]
     return "\n".join([f'method = "{method}"\nfamily = "{family}"\n[data]\nsource = "photos"\n[train]', *lines]) + "\n"
 
@@ -124,18 +138,21 @@ def families(study: Study) -> None:
         study.train(family=name, augment=chosen["augment"], lr=chosen["lr"])
 
 
+def screen(study: Study) -> None:
+    """Short trainings of models of timm, as the contest asks for its own learning rate."""
+    part, parts = (int(n) for n in study.options.part.split("/"))
+    for name, rate in list(itertools.product(PEERS, RATES))[part::parts]:
+        study.train(peer=name, augment="mild", lr=rate, epochs=max(1, study.options.epochs // 3))
+
+
 def peers(study: Study) -> None:
-    """Models of timm."""
-    chosen = study.chosen()
-    for name in (*PEERS, *MORE):
-        study.train(peer=name, augment=chosen["augment"], lr=chosen["lr"])
-
-
-def rates(study: Study) -> None:
-    """Models of timm with other learning rates."""
-    chosen = study.chosen()
-    for name, factor in itertools.product(PEERS, (0.5, 2)):
-        study.train(peer=name, augment=chosen["augment"], lr=factor * chosen["lr"])
+    """The best models of timm."""
+    augment, found = study.chosen()["augment"], dict[str, Job]()
+    for row in sorted(rows(study.out), key=lambda row: row.get("search", 0.0)):
+        if row["case"] == "screen" and row["data"] == study.name and "search" in row:
+            found[row["peer"]] = row  # the better of its two rates comes last
+    for row in sorted(found.values(), key=lambda row: -row["search"])[:BEST]:
+        study.train(peer=row["peer"], augment=augment, lr=row["lr"])
 
 
 def without(chosen: Mapping[str, Any], epochs: int) -> Iterator[Job]:
@@ -143,8 +160,10 @@ def without(chosen: Mapping[str, Any], epochs: int) -> Iterator[Job]:
     network = {k: chosen[k] for k in ("family", "stem", "shape")}
     yield {**network, "augment": chosen["augment"], "lr": chosen["lr"]}
     yield {**network, "augment": chosen["augment"], "lr": chosen["lr"], "init": "paper"}
-    yield {**network, "augment": chosen["augment"], "lr": 1e-3}
-    yield {**network, "augment": "standard", "lr": chosen["lr"]}
+    yield {**network, "augment": chosen["augment"], "lr": 5e-4}
+    for augment in ("mild", "light", "medium", "standard"):
+        if augment != chosen["augment"]:
+            yield {**network, "augment": augment, "lr": chosen["lr"]}
     yield {**network, "augment": chosen["augment"], "lr": chosen["lr"], "epochs": max(1, epochs // 3)}
 
 
@@ -175,7 +194,7 @@ def old(study: Study) -> None:
     """Version 0.2's default, with this study's epochs."""
     study.chosen()
     epochs = study.options.epochs
-    text = recipe(-(-epochs // 3), "s4", "vit", batch=256, warmup=5, drop_path=0.1, precision="bf16")
+    text = recipe(-(-epochs // 3), "s4", "vit", lr=1e-3, batch=256, warmup=5, drop_path=0.1, precision="bf16")
     text = text.replace('family = "vit"', 'space = "auto"').replace("source =", "cache = 8589934592\nsource =")
     study.add(**study.run(text + search(epochs), source=study.options.old_source))
 
@@ -187,7 +206,7 @@ def shapes(study: Study) -> None:
         study.train(family="vit", arch=arch, augment="mild", lr=1e-3, batch=256)
 
 
-CASES = {f.__name__: f for f in (default, families, peers, rates, parts, s4, old, shapes)}
+CASES = {f.__name__: f for f in (default, families, screen, peers, parts, s4, old, shapes)}
 
 
 def main() -> None:
@@ -199,6 +218,7 @@ def main() -> None:
     parser.add_argument("--budget", default=None)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", default="0/1", help="of the screening: K/N trains every Nth from K on")
     parser.add_argument("--on", choices=("vit", "winner"), default="vit")
     parser.add_argument("--old-source", default=None)
     parser.add_argument("--out", type=Path, required=True)

@@ -26,6 +26,103 @@ def rows(name: str) -> list[Row]:
     return [json.loads(line) for line in (RESULTS / name).read_text(encoding="utf-8").splitlines()]
 
 
+WORDS = {  # the designs of hybrid.py
+    "base": "two stages of convolutions, two of attention (CCTT)",
+    "ln": "layer norm instead of batch norm",
+    "tbn": "batch norm around attention",
+    "tbn-fn": "batch norm around attention and in its MLP",
+    "wide": "early stages wider (1, 1.5, 2.5, 4)",
+    "wider": "early stages wider still (1, 1.2, 1.7, 2.5)",
+    "short": "fewer blocks (2, 2, 3, 1)",
+    "early": "more blocks early (3, 4, 4, 2)",
+    "CCCC": "no attention",
+    "CCCT": "attention in the last stage only",
+    "CTTT": "attention in three stages",
+    "FCTT": "full convolutions in the first stage",
+    "FFTT": "full convolutions in the first two stages",
+    "XXTT": "ConvNeXt's blocks",
+    "se": "squeeze-and-excitation",
+    "nodw": "no convolution in the MLP of attention",
+    "nodw-lepe": "a convolution of the values instead of it",
+    "lepe": "a convolution of the values besides",
+    "relu": "ReLU",
+    "ec2": "half the expansion, wider",
+    "et2": "half the MLP ratio, wider",
+    "k5": "5x5 convolutions",
+    "zero": "branches that start at zero",
+    "he": "He's initialisation",
+    "stem1": "a wider stem of three convolutions",
+    "last": "a wide layer before the head",
+    "hd32": "heads of 32",
+}
+
+
+def designs() -> str:
+    """What each part of a design is worth."""
+    found = [r for r in rows("hybrid-2026-11-18.jsonl") if r["epochs"] in (10, 4)]
+    seen = {(r.get("v") or r.get("peer") or r.get("family"), r["data"]): r["search"] for r in found}
+    names = sorted({name for name, _ in seen}, key=lambda name: (-seen.get((name, "flowers"), 0.0), name))
+    lines = [
+        [WORDS.get(name, name), number(seen.get((name, "flowers")), 1), number(seen.get((name, "cifar10")), 1)]
+        for name in names
+    ]
+    return markdown(("design", "Flowers-102, 10 epochs", "CIFAR-10, 4 epochs"), lines)
+
+
+def longer() -> str:
+    """The designs made from that, trained longer."""
+    found = [r for r in rows("hybrid-2026-11-18.jsonl") if r["epochs"] in (30, 6)]
+    seen = {(r.get("v") or r.get("peer") or r.get("family"), r["data"]): r["search"] for r in found}
+    names = sorted({name for name, _ in seen}, key=lambda name: (-seen.get((name, "flowers"), 0.0), name))
+    lines = [[n, number(seen.get((n, "flowers")), 1), number(seen.get((n, "cifar10")), 1)] for n in names]
+    return markdown(("design", "Flowers-102, 30 epochs", "CIFAR-10, 6 epochs"), lines)
+
+
+def screened() -> str:
+    """Models of timm after a third of the epochs, at the better of two learning rates, beside the contest's winner."""
+    found = rows("runs-2026-11-18.jsonl")
+    sets = ("flowers", "cifar10", "pets", "fashion")
+    best: dict[tuple[str, str], float] = {}
+    for r in found:
+        if r["case"] == "screen" and "search" in r:
+            key = (r["peer"], r["data"])
+            best[key] = max(best.get(key, 0.0), r["search"])
+    lines = [
+        [f"timm:{name}", *(number(best.get((name, data)), 1) for data in sets)]
+        for name in sorted({name for name, _ in best}, key=lambda name: (-best[name, "flowers"], name))
+    ]
+    tuned = ["the contest's winner", *(number(_tuned(found, data), 1) for data in sets)]
+    return markdown(("network", *sets), [tuned, *lines])
+
+
+def _first(found: list[Row]) -> list[Row]:
+    return [r for r in found if r["case"] == "default" and r["seed"] == 1 and "contest" in r]
+
+
+def _tuned(found: list[Row], data: str) -> float | None:
+    """The winner in the round that sets the learning rate, which is as long as the screening."""
+    for r in _first(found):
+        if r["data"] == data:
+            rung = next(g["rung"] for g in r["contest"]["rungs"] if g["asks"] == "learning rate")
+            return max(g["accuracy"] for e in r["contest"]["entries"] for g in e["rungs"] if g["rung"] == rung)
+    return None
+
+
+def defaults() -> str:
+    """Whole runs."""
+    lines = []
+    for r in sorted(rows("runs-2026-11-18.jsonl"), key=lambda r: (r["data"], r["seed"])):
+        if r["case"] == "default" and "contest" in r:
+            won = r["contest"]["entries"][r["contest"]["winner"]]
+            chosen = next(c for c in r["candidates"] if c["chosen"])
+            name = f"{won['family']}{'' if won['stem'] == 'usual' else ' ' + won['stem']}, {won['shape']}"
+            figures = (number(r[key], 1) for key in ("final_search_accuracy", "test_accuracy"))
+            how = (won["lr"], chosen["augment"], r["epochs"])
+            lines.append([r["data"], r["seed"], name, number(r["params"]), *how, *figures])
+    head = ("images", "seed", "winner", "parameters", "learning rate", "augmentation", "final epochs")
+    return markdown((*head, "search %", "test %"), lines)
+
+
 def starts() -> str:
     """Rules of initialisation, one line a network."""
     found = [r for r in rows("flowers-2026-11-18.jsonl") if "init" in r]
@@ -132,7 +229,7 @@ def latency() -> str:
 
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    makers = (starts, networks, ladder, run, worth, short, cpu, latency)
+    makers = (designs, longer, screened, defaults, starts, networks, ladder, run, worth, short, cpu, latency)
     return {maker.__name__: maker() for maker in makers}
 
 
