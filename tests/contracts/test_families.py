@@ -81,6 +81,24 @@ class TestHybrid(FamilyContract):
     }
 
 
+class TestTailored(FamilyContract):
+    name = "tailored"
+    variants = {
+        "non-square": {"image_size": (8, 12)},
+        "pooled": {"pool": "gap"},
+        "no class token": {"class_token": False, "pool": "gap"},
+        "registers": {"registers": 3},
+        "registers alone": {"class_token": False, "pool": "gap", "registers": 2},
+        "no positions": {"positions": False},
+        "clip": {"pre_norm": True, "act": "quick_gelu"},
+        "gated": {"gated": True, "act": "silu"},
+        "norms of queries and keys": {"qk_norm": True, "qkv_bias": False},
+        "rms": {"norm": "rms"},
+        "rms of the uncut width": {"norm": "rms", "width": 24, "pre_norm": True},
+        "first blocks": {"order": ()},
+    }
+
+
 class TestLadder(FamilyContract):
     name = "ladder"
     variants = {

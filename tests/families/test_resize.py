@@ -14,8 +14,11 @@ from tailorvit.families.resize import require_size, resized, resized_settings
 from tailorvit.families.vit.plain import PlainViT, ViTSettings, filled_table
 from tailorvit.families.windows.plain import PlainWindowed, WindowSettings, WindowStage, scaled_windows
 
-KINDS = ["vit", "pit", "swin", "windowed", "shunted", "hybrid"]
-LARGER = {"vit": (12, 12), "pit": (12, 12), **dict.fromkeys(("swin", "windowed", "shunted", "hybrid"), (16, 16))}
+KINDS = ["vit", "pit", "swin", "windowed", "shunted", "hybrid", "tailored"]
+LARGER = {
+    **dict.fromkeys(("vit", "pit", "tailored"), (12, 12)),
+    **dict.fromkeys(("swin", "windowed", "shunted", "hybrid"), (16, 16)),
+}
 
 
 def network(name: str, **given) -> PlainNetwork:

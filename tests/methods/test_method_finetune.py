@@ -156,7 +156,7 @@ def test_lost_weights_are_trained_again_from_the_starting_network(base, tmp_path
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("name", ["vit", "pit", "swin", "windowed", "shunted", "hybrid"])
+@pytest.mark.parametrize("name", ["vit", "pit", "swin", "windowed", "shunted", "hybrid", "tailored"])
 @pytest.mark.parametrize("windows", ["scale", "keep"])
 def test_the_resized_network_of_every_family_is_what_its_settings_say(name, windows, tmp_path):
     record = family(name)

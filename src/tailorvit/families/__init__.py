@@ -20,6 +20,7 @@ FAMILIES: Registry[Family] = Registry(
         "hybrid": "tailorvit.families.hybrid.family:FAMILY",
         "swin": "tailorvit.families.windows.swin:FAMILY",
         "windowed": "tailorvit.families.windows.windowed:FAMILY",
+        "tailored": "tailorvit.families.tailored.family:FAMILY",
         "ladder": "tailorvit.families.ladder.family:FAMILY",
     },
 )

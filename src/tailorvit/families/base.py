@@ -104,6 +104,7 @@ class Family:
         default_factory=lambda: {"patch_embed": "patch", "attn": "mixing", "mlp": "mlp", "head": "head"}
     )
     output_layer: str = "proj"
+    from_scratch: bool = True  # whether it takes part in contests, which train from scratch
     experimental: bool = False
 
 

@@ -160,7 +160,8 @@ def _mildest(train: TrainSettings) -> str:
 
 def _families(data: Data) -> list[str]:
     """Families whose networks read images; one for features of a trunk takes part only where there is a trunk."""
-    return [f.name for f in FAMILIES.working() if f.plain.takes_features == (data.trunk is not None)]
+    working = (f for f in FAMILIES.working() if f.from_scratch)
+    return [f.name for f in working if f.plain.takes_features == (data.trunk is not None)]
 
 
 def stem_settings(name: str, stem: str, data: Data, limits: Limits) -> tuple[tuple[str, Any], ...]:

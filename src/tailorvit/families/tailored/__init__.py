@@ -1,0 +1,1 @@
+"""Vision transformers as timm has them, with heads, hidden units, channels and blocks that can be cut."""
