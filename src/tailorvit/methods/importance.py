@@ -1,0 +1,160 @@
+"""How much the parts of a tailored network matter for these images: heads, hidden units, channels and blocks.
+
+The order says what a smaller network gives up first. Three criteria: the size of the weights, the strength of what
+flows through a part, and Taylor's, the change of the loss to first order if the part were switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailorvit.errors import unknown
+from tailorvit.families.tailored.order import Orders
+from tailorvit.families.tailored.plain import Block, PlainTailored
+
+Criterion = Literal["magnitude", "activation", "taylor"]
+CRITERIA: tuple[str, ...] = get_args(Criterion)
+Batches = Sequence[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """A score for every head and hidden unit of every block, and for every channel of the stream; more is better."""
+
+    heads: list[Tensor]
+    hidden: list[Tensor]
+    embed: Tensor
+
+    def orders(self, channels: bool = True) -> Orders:
+        """The most important first; of equals the first stays ahead."""
+
+        def ranked(scores: Tensor) -> list[int]:
+            return torch.argsort(scores, descending=True, stable=True).tolist()
+
+        return Orders(
+            [ranked(s) for s in self.heads],
+            [ranked(s) for s in self.hidden],
+            ranked(self.embed) if channels else None,
+        )
+
+
+def importance(model: PlainTailored, batches: Batches, criterion: str = "taylor") -> Importance:
+    """Measured on batches of images and labels; the network is left as it was."""
+    if criterion not in CRITERIA:
+        raise unknown("criterion", criterion, CRITERIA)
+    if criterion == "magnitude":
+        return _magnitude(model)
+    blocks = [b for b in model.blocks if isinstance(b, Block)]
+    norms = [m for b in blocks for m in (b.norm1, b.norm2)]
+    places: list[nn.Module] = [*(b.attn.proj for b in blocks), *(b.mlp.fc2 for b in blocks), *norms]
+    sums: list[Tensor | None] = [None] * len(places)
+    taylor = criterion == "taylor"
+
+    def add(i: int, found: Tensor) -> None:
+        before = sums[i]
+        sums[i] = found if before is None else before + found
+
+    with _evaluating(model), torch.enable_grad() if taylor else torch.no_grad():
+        for x, y in batches:
+            with _inputs(places, taylor) as seen:
+                loss = F.cross_entropy(model(x).float(), y.to(x.device), reduction="sum")
+            flows = seen()
+            # Per image, summed over its tokens before the absolute value: a part acts on all of them at once.
+            changes = torch.autograd.grad(loss, flows) if taylor else flows
+            for i, (flow, change) in enumerate(zip(flows, changes, strict=True)):
+                product = (flow * change).detach().float()
+                add(i, product.sum(1).abs().sum(0) if taylor else product.sum((0, 1)))
+    found = [s for s in sums if s is not None]
+    count, dim = len(blocks), model.shared.head_dim
+    if not taylor:
+        for i, layer in enumerate(places[: 2 * count]):
+            weight = layer.weight
+            assert isinstance(weight, Tensor)
+            found[i] = found[i].sqrt() * weight.detach().float().norm(dim=0)
+    heads = [s.unflatten(0, (-1, dim)).sum(-1) for s in found[:count]]
+    return Importance(heads, found[count : 2 * count], torch.stack(found[2 * count :]).sum(0))
+
+
+def _magnitude(model: PlainTailored) -> Importance:
+    """Norms of what leads into a part times what leads out of it."""
+    heads, hidden, embed, dim = [], [], torch.zeros(int(model.shape["embed"])), model.shared.head_dim
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        q, k, v = (w.unflatten(0, (-1, dim)).flatten(1) for w in block.attn.qkv.weight.detach().float().chunk(3))
+        out = block.attn.proj.weight.detach().float().unflatten(1, (-1, dim)).transpose(0, 1).flatten(1)
+        heads.append(q.norm(dim=1) * k.norm(dim=1) + v.norm(dim=1) * out.norm(dim=1))
+        first, second = block.mlp.fc1.weight.detach().float(), block.mlp.fc2.weight.detach().float()
+        hidden.append(first.norm(dim=1) * second.norm(dim=0))
+        embed = embed.to(out.device) + second.norm(dim=1) + first.norm(dim=0)
+        embed = embed + block.attn.proj.weight.detach().float().norm(dim=1)
+        embed = embed + block.attn.qkv.weight.detach().float().norm(dim=0)
+    return Importance(heads, hidden, embed)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _inputs(modules: Sequence[nn.Module], gradients: bool) -> Iterator[Callable[[], list[Tensor]]]:
+    """What enters these modules in one forward pass, in their order."""
+    seen: dict[int, Tensor] = {}
+
+    def keep(i: int) -> Callable[..., tuple[Tensor] | None]:
+        def look(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+            seen[i] = given[0]
+            if not gradients or given[0].requires_grad:
+                return None
+            seen[i] = given[0].detach().requires_grad_()  # nothing before it is trained, so nothing asked for one
+            return (seen[i],)
+
+        return look
+
+    hooks = [m.register_forward_pre_hook(keep(i)) for i, m in enumerate(modules)]
+    try:
+        yield lambda: [seen[i] for i in range(len(modules))]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def block_order(model: PlainTailored, batches: Batches) -> list[int]:
+    """The blocks, the most important first: again and again the one is given up that the loss misses least."""
+    left, given_up = list(range(len(model.blocks))), list[int]()
+    with _evaluating(model):
+        while len(left) > 1:
+            losses = {b: _loss(model, batches, [k for k in left if k != b]) for b in left}
+            worst = min(left, key=lambda b: (losses[b], -b))
+            left.remove(worst)
+            given_up.append(worst)
+    return [*left, *reversed(given_up)]
+
+
+def _loss(model: PlainTailored, batches: Batches, blocks: Sequence[int]) -> float:
+    """Mean cross entropy of the network with these blocks only."""
+    total, count = 0.0, 0
+    for x, y in batches:
+        tokens = model.tokens(x)
+        for b in blocks:
+            tokens = model.blocks[b](tokens)
+        logits = model.forward_head(model.norm(tokens)).float()
+        total += float(F.cross_entropy(logits, y.to(x.device), reduction="sum"))
+        count += len(y)
+    return total / max(count, 1)
