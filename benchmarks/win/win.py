@@ -204,6 +204,19 @@ def short() -> str:
     )
 
 
+def photos() -> str:
+    """Whole runs on a CPU, and a model of timm."""
+    head = ("run", "winner", "parameters", "final epochs", "minutes", "test %")
+    found = read(RESULTS / "photos-2026-11-18.json")["rows"]
+    return markdown(
+        head,
+        [
+            [r["form"], r["winner"], number(r["params"]), r["epochs"], number(r["minutes"], 1), number(r["test"], 1)]
+            for r in found
+        ],
+    )
+
+
 def cpu() -> str:
     """Forms of the contest on a CPU."""
     head = ("form of the contest", "winner", "final epochs", "minutes", "test %")
@@ -229,7 +242,7 @@ def latency() -> str:
 
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    makers = (designs, longer, screened, defaults, starts, networks, ladder, run, worth, short, cpu, latency)
+    makers = (designs, longer, screened, defaults, starts, networks, ladder, run, worth, short, photos, cpu, latency)
     return {maker.__name__: maker() for maker in makers}
 
 
