@@ -311,6 +311,17 @@ def test_as_many_take_part_in_each_round_as_the_plan_counts(held):
     assert {r["asks"]: r["entries"] for r in found["rungs"]} == counted
 
 
+def test_the_time_of_measuring_is_part_of_the_budget(tmp_path, monkeypatch):
+    """Networks that train in no time, but half a minute of measuring: a budget of ten seconds is too short."""
+    paced(monkeypatch, dict.fromkeys(("vit", "pit", "shunted", "hybrid", "swin", "windowed"), 1e-4))
+    clock = iter(range(0, 10_000, 30))
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: float(next(clock)))
+    session = session_of(tmp_path)
+    with pytest.raises(TailorError, match="A budget of 10 s is too short"):
+        schedule.plan_time(session, session.plan.entries, 10)
+    assert schedule.plan_time(session, session.plan.entries, 600)["seconds"] < 570
+
+
 def test_a_budget_that_is_too_short_is_refused_before_there_is_a_folder(tmp_path):
     with pytest.raises(TailorError, match=r"A budget of 1 s is too short: the shortest run .* takes about \d+"):
         tailorvit.run("image-folder", data="digits", max_params="60k", budget="1s", out=tmp_path / "run")

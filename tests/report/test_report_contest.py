@@ -71,6 +71,7 @@ def test_the_sentences(facts):
         " 15.5), all else equal. This contest shows no clear difference by augmentation."
     )
     assert "10 networks competed; then the search (s4) visited 2 spaces" in render(facts)
+    assert ", in the same time." in contest._worth_in_words(facts.result.contest.worth, timed=True)
 
 
 def test_trials_of_the_contest_are_not_the_search(make):

@@ -96,12 +96,13 @@ def _entries(count: int) -> dict[str, int]:
 
 def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dict[str, Any]:
     """Who takes part and how many epochs each has, so that all get the same time and the run takes about that long."""
-    paces = []
+    paces, begin = [], time.monotonic()
     for done, entry in enumerate(entries, 1):
         paces.append(measure(session, entry))
         session.progress.step("measuring", done, len(entries), {})
     trainings = 1 + len(session.config.peers)
-    budget = (1 - RESERVE) * seconds - sum(session.run.seconds().values())
+    spent = sum(session.run.seconds().values()) + time.monotonic() - begin  # measuring takes a minute on a CPU
+    budget = (1 - RESERVE) * seconds - spent
     fastest, slowest = (f(p["epoch"] for p in paces) for f in (min, max))
     chosen = _inside(paces, LEAST * fastest)
     for final in np.geomspace(LEAST * fastest, MOST * slowest, STEPS):
@@ -109,7 +110,7 @@ def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dic
         if _time(paces, inside, trainings) <= budget:
             chosen = inside
     expected = _time(paces, chosen, trainings)
-    if (least := expected / (1 - RESERVE)) > TOO_LONG * seconds:
+    if (least := (expected + spent) / (1 - RESERVE)) > TOO_LONG * seconds:
         raise TailorError(
             f"A budget of {duration(seconds)} is too short: the shortest run on these images takes about "
             f"{duration(least)}. Give more time, smaller images (--image-size) or one family (--set family=vit)."

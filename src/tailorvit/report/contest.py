@@ -49,8 +49,8 @@ def section(facts: Facts) -> str:
     """Why the winner won, the race, what every choice was worth, the rounds (rungs of the file) and the entries."""
     contest = facts.result.contest
     drawn = {figure.key: figure.html() for figure in figures(facts)}
-    why = contest.why[:1].upper() + contest.why[1:]
-    words = "".join(map(paragraph, (why, _took_part(contest), _worth_in_words(contest.worth))))
+    why, timed = contest.why[:1].upper() + contest.why[1:], bool(facts.result.plan.entries)
+    words = "".join(map(paragraph, (why, _took_part(contest), _worth_in_words(contest.worth, timed))))
     words += pair(drawn.get("contest-rungs", ""), drawn.get("contest-worth", ""))
     return words + _rungs_table(contest) + _entries_table(contest) + _plan(facts.result.plan)
 
@@ -111,7 +111,8 @@ def _clear(worth: Worth) -> bool:
     return worth.low is not None and worth.high is not None and (worth.low > 0 or worth.high < 0)
 
 
-def _worth_in_words(every: Sequence[Worth]) -> str:
+def _worth_in_words(every: Sequence[Worth], timed: bool) -> str:
+    """Under a budget of time a slower network has seen fewer epochs, so not all else was equal."""
     known = sorted(((w.points, w) for w in every if w.points is not None), key=lambda row: -abs(row[0]))
     if not known:
         return ""
@@ -120,7 +121,7 @@ def _worth_in_words(every: Sequence[Worth]) -> str:
     if _clear(most):
         words.append(
             f"The choice that mattered most was the {clean(most.what, 40)}: {clean(most.best, 40)} was {points:.1f}"
-            f" points better than {clean(most.worst, 40)} (95 % interval {_span(most)}), all else equal."
+            f" points better than {clean(most.worst, 40)} (95 % interval {_span(most)}), {'in the same time' if timed else 'all else equal'}."
         )
     doubtful = [clean(w.what, 40) for _, w in known if not _clear(w)]
     if doubtful:
