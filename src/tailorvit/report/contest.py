@@ -119,9 +119,10 @@ def _worth_in_words(every: Sequence[Worth], timed: bool) -> str:
     words = []
     points, most = known[0]
     if _clear(most):
+        how = "in the same time" if timed else "all else equal"
         words.append(
             f"The choice that mattered most was the {clean(most.what, 40)}: {clean(most.best, 40)} was {points:.1f}"
-            f" points better than {clean(most.worst, 40)} (95 % interval {_span(most)}), {'in the same time' if timed else 'all else equal'}."
+            f" points better than {clean(most.worst, 40)} (95 % interval {_span(most)}), {how}."
         )
     doubtful = [clean(w.what, 40) for _, w in known if not _clear(w)]
     if doubtful:
