@@ -35,7 +35,7 @@ from tailorvit.methods.contest import largest_of, stem_settings
 HERE = Path(__file__).resolve().parent
 ROWS = HERE.parent / "cifar10" / "results" / "rows.jsonl"
 SIZE, LIMIT, EPOCHS, TURNS = 32, 1_500_000, 16, 5
-WARM, REPEATS = 10, 100  # calls of a turn on a GPU
+WARM, REPEATS = 10, 40  # calls of a turn on a GPU
 VIT = {"image_size": (SIZE, SIZE), "channels": 3, "classes": 10, "patch": 4, "head_dim": 32, "reach": 7}
 Case = dict[str, Any]
 
@@ -60,7 +60,7 @@ def designed() -> list[Case]:
     """The hand-designed networks of the contest."""
     data: Any = SimpleNamespace(image_size=(SIZE, SIZE), channels=3, classes=["class"] * 10, trunk=None)
     limits, cases = Limits.of(max_params=LIMIT), []
-    for name in ("vit", "pit", "swin", "windowed", "shunted"):
+    for name in ("vit", "pit", "swin", "windowed", "shunted", "hybrid"):
         settings = stem_settings(name, "usual", data, limits)
         arch = largest_of(family(name).baseline, name, settings, limits)
         assert arch is not None
@@ -96,7 +96,7 @@ def on_gpu(cases: list[Case]) -> None:
         return statistics.median(times[WARM:])
 
     times: list[tuple[list[float], list[float]]] = [([], []) for _ in cases]
-    for _ in range(TURNS):
+    for _ in range(TURNS - 2):
         for (model, graph), (slow, quick) in zip(calls, times, strict=True):
             slow.append(timed(lambda model=model: model(x)))
             quick.append(timed(graph.replay))

@@ -56,12 +56,12 @@ def jobs(options: argparse.Namespace) -> list[Job]:
             (1, "default", first, []),
             *((2, "screen", first, ["--part", f"{part}/{SCREENS}"]) for part in range(SCREENS)),
             (3, "peers", first, []),
-            *((4 + seed / 10, case, seed, []) for seed in others for case in ("default", "peers")),
+            *((start + seed / 10, case, seed, []) for seed in others for start, case in ((1, "default"), (4, "peers"))),
             (5, "old", first, ["--old-source", options.old_source]),
             (6, "families", first, []),
             (7, "parts", first, []),
             (8, "s4", first, []),
-            *([(9, "shapes", first, ["--epochs", "40"])] if name == "cifar10" else []),
+            *([(7.5, "shapes", first, ["--epochs", "40"])] if name == "cifar10" else []),
         ]
         for worth, case, seed, more in rows:
             command = [case, "--data", f"{name}={folder}", "--epochs", epochs, "--seed", str(seed), *more]

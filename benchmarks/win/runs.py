@@ -6,7 +6,7 @@ Cases, in the order in which they build on each other:
   default    the run as it comes, with a budget of time (or --epochs)
   families   the hand-designed network of every family, by the recipe that run chose, for as many epochs
   screen     models of timm at two learning rates for a third of the epochs, judged by the search images
-  peers      the best two of them, at their better rate, by the recipe that run chose, for as many epochs
+  peers      the best two of them, at their better rate, by the recipes that run trained to the end, as many epochs
   parts      the winner without one of the things that made it: start, learning rate, augmentation, length
   s4         a ViT by S4, by that recipe; with --on winner S4 on the winner's family
   old        what version 0.2 did by default (--old-source: its src folder)
@@ -85,7 +85,9 @@ class Study:
                 winner = row["contest"]["entries"][row["contest"]["winner"]]
                 self.options.epochs = row["plan"]["final_epochs"] if "plan" in row else row["epochs"]
                 augment = next(c["augment"] for c in row["candidates"] if c["chosen"])
-                return {"augment": augment, **{k: winner[k] for k in ("lr", "family", "stem", "shape")}}
+                trained = dict.fromkeys([augment, *(c["augment"] for c in row["candidates"] if c["name"] != "contest")])
+                own = {k: winner[k] for k in ("lr", "family", "stem", "shape")}
+                return {"augment": augment, "augments": list(trained), **own}
         raise SystemExit(f"{self.key}: run the case 'default' first.")
 
     def run(self, text: str, *more: str, source: str | None = None) -> Job:
@@ -146,13 +148,14 @@ def screen(study: Study) -> None:
 
 
 def peers(study: Study) -> None:
-    """The best models of timm."""
-    augment, found = study.chosen()["augment"], dict[str, Job]()
+    """The best models of timm, with every augmentation that the default run trained to the end."""
+    augments, found = study.chosen()["augments"], dict[str, Job]()
     for row in sorted(rows(study.out), key=lambda row: row.get("search", 0.0)):
         if row["case"] == "screen" and row["data"] == study.name and "search" in row:
             found[row["peer"]] = row  # the better of its two rates comes last
-    for row in sorted(found.values(), key=lambda row: -row["search"])[:BEST]:
-        study.train(peer=row["peer"], augment=augment, lr=row["lr"])
+    for augment in augments:
+        for row in sorted(found.values(), key=lambda row: -row["search"])[:BEST]:
+            study.train(peer=row["peer"], augment=augment, lr=row["lr"])
 
 
 def without(chosen: Mapping[str, Any], epochs: int) -> Iterator[Job]:
