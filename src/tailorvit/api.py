@@ -403,7 +403,7 @@ def run_method(session: Session) -> dict[str, Any]:
     method = METHODS[session.config.method]
     if method.name == "contest" or not session.plan.entries:
         return method.run(session)
-    session, winner, facts, _ = after_contest(session)
+    session, winner, facts = after_contest(session)
     space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, device=session.device)
     return {**method.run(session.for_space(space)), **facts}
 

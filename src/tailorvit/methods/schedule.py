@@ -23,7 +23,6 @@ DEFAULTS = {"cuda": 600.0, "cpu": 1200.0}  # seconds for a run on one's own imag
 RESERVE = 0.06  # of the time, for tests, the analysis of the network and the report
 LEAST, MOST = 5, 300  # final epochs
 RATES_TRIED, STEPS_CLIMBED = 3, 2  # trainings of the last two rounds, where the climb ends as it usually does
-FINALS = 2  # final trainings: with the step of augmentation that won the climb, and with the one above it
 TUNING = RATES_TRIED * SHARES["learning rate"] + STEPS_CLIMBED * SHARES["augmentation"]  # in final trainings
 TOO_LONG = 1.2  # times the budget: a run that would take longer is refused
 ROUNDING = 1e-6  # five epochs in the time of five are five
@@ -101,7 +100,7 @@ def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dic
     for done, entry in enumerate(entries, 1):
         paces.append(measure(session, entry))
         session.progress.step("measuring", done, len(entries), {})
-    trainings = FINALS + len(session.config.peers)
+    trainings = 1 + len(session.config.peers)
     spent = sum(session.run.seconds().values()) + time.monotonic() - begin  # measuring takes a minute on a CPU
     budget = (1 - RESERVE) * seconds - spent
     fastest, slowest = (f(p["epoch"] for p in paces) for f in (min, max))
@@ -160,7 +159,7 @@ def planned(session: Session) -> dict[str, Any]:
     seconds = config.seconds()
     if seconds is None:
         rows = [{**measure(session, e), "epochs": config.final.train.epochs, "inside": True} for e in entries]
-        expected = predicted(rows, [config.final.train.epochs] * len(rows), FINALS + len(config.peers))
+        expected = predicted(rows, [config.final.train.epochs] * len(rows), 1 + len(config.peers))
     else:
         found = plan_time(session, entries, seconds)
         rows, expected = found["entries"], found["seconds"]

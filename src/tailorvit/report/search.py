@@ -265,7 +265,7 @@ def _generations(every: Sequence[Trial]) -> Figure | None:
 
 
 def _label(candidate: Network, place: int) -> str | int:
-    return candidate.name if candidate.name in ("baseline", "contest", "milder") else place
+    return candidate.name if candidate.name in ("baseline", "contest") else place
 
 
 def _candidates(facts: Facts) -> Figure | None:
