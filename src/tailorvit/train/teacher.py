@@ -97,7 +97,7 @@ def token_difference(mine: Tensor, theirs: Tensor) -> Tensor:
             "both need (images, tokens, channels) with as many tokens, and the student no more channels."
         )
     own = theirs[..., : mine.shape[2]].float()
-    return (mine.float() - own).square().mean() / own.square().mean().clamp_min(torch.finfo(torch.float32).tiny)
+    return (mine.float() - own).square().mean() / own.square().mean().clamp_min(torch.finfo(torch.float32).eps)
 
 
 class Telling(nn.Module):
