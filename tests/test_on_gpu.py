@@ -22,7 +22,7 @@ from tailorvit.families import family
 from tailorvit.families.vit import compiled as blocks
 from tailorvit.families.vit.relative import Places, Tables, attend, attend_packed
 from tailorvit.rng import seed_everything
-from tailorvit.train import Evaluator, Fixed, SinglePath, TrainSettings, train
+from tailorvit.train import Evaluator, Fixed, Sandwich, SinglePath, Teacher, TrainSettings, train
 from tailorvit.train.compiled import compiled
 from tailorvit.train.graphs import GraphSteps, NotRecorded, Recorder
 from tailorvit.train.loop import Trainer
@@ -281,12 +281,14 @@ class Ten:
             yield batch._replace(x=batch.x * float("inf")) if step in self.bad else batch
 
 
-def ten_steps(net: Network, bad: tuple[int, ...] = (), **ways: Any) -> tuple[Trainer, Store]:
+def ten_steps(
+    net: Network, bad: tuple[int, ...] = (), rule: Any = None, teacher: Teacher | None = None, **ways: Any
+) -> tuple[Trainer, Store]:
     """A training of ten steps at a constant rate, after which the network is in evaluation mode."""
     sink = Store()
     settings = TrainSettings(epochs=1, batch=64, lr=2**-10, warmup=0.0, schedule="constant", **ways)
     with float32_sums():
-        trainer = Trainer(net.model, Ten(net, bad), Fixed(), settings, 0, sink, device="cuda")
+        trainer = Trainer(net.model, Ten(net, bad), rule or Fixed(), settings, 0, sink, device="cuda", teacher=teacher)
         trainer.run()
     return trainer, sink
 
@@ -314,6 +316,38 @@ def test_a_network_of_any_kind_is_recorded_and_learns_the_same(name: str, precis
     for key, tensor in statistics[0].items():
         assert relative(statistics[1][key], tensor) < 3e-2, key
         assert not key.endswith("tracked") or int(statistics[1][key]) == 10
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("teaching", [{"share": 0.9}, {"temperature": 2.0}, {"features": 1.0}], ids=str)
+def test_a_teacher_is_recorded_and_teaches_the_same(teaching: Any, precision: str, compile: bool) -> None:
+    """Its answers are of this step's images, not of those it was recorded with."""
+    ends = []
+    for graphs in (False, True):
+        net, other = network("tailored"), network("tailored").model
+        with torch.no_grad():
+            for p in other.parameters():
+                p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+        start, teacher = answers(net), Teacher(other, **teaching)
+        trainer, sink = ten_steps(net, teacher=teacher, graphs=graphs, precision=precision, compile=compile)
+        assert sink.events == [] and (trainer.graphs is not None) == graphs
+        ends.append(answers(net))
+    assert relative(ends[0], start) > 0.2
+    assert relative(ends[1], ends[0]) < 3e-2
+
+
+def test_a_teacher_is_recorded_for_a_sandwich() -> None:
+    ends, space = [], VIT.spaces["vit-8px"]
+    for graphs in (False, True):
+        seed_everything(1, "init")
+        shared = VIT.settings(dict(space.settings))
+        teacher = Teacher(VIT.build(shared, space.largest()), share=0.9)
+        net = Network(VIT.supernet(space), (shared.channels, *shared.image_size))
+        trainer, sink = ten_steps(net, rule=Sandwich(space), teacher=teacher, graphs=graphs)
+        assert sink.events == [] and (trainer.graphs is not None) == graphs
+        ends.append(answers(net))
+    assert relative(ends[1], ends[0]) < 3e-2
 
 
 @pytest.mark.parametrize("name", ["shunted", "hybrid", "mobilevit_xxs"])

@@ -51,10 +51,10 @@ def test_an_unfinished_run_is_resumed_to_the_end(folder, monkeypatch):
     assert {e["stage"] for e in epochs} == {"supernet-0", "supernet-1"}
     trained, inner = [], session_module.Session.fit
 
-    def fit(self, model, rule, settings, stage, evaluate=None):
+    def fit(self, model, rule, settings, stage, evaluate=None, **more):
         if not (self.run.load_checkpoint(stage) or ({}, {}))[1].get("done"):
             trained.append(stage)
-        return inner(self, model, rule, settings, stage, evaluate)
+        return inner(self, model, rule, settings, stage, evaluate, **more)
 
     monkeypatch.setattr(session_module.Session, "fit", fit)
     result = tailorvit.resume(folder, progress="quiet")

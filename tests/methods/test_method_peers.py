@@ -180,10 +180,10 @@ def test_a_better_peer_is_said_first(tmp_path, monkeypatch):
 def test_a_peer_that_fails_costs_no_result(tmp_path, monkeypatch):
     inner = Session.fit
 
-    def fit(self, model, rule, settings, stage, evaluate=None):
+    def fit(self, model, rule, settings, stage, evaluate=None, **more):
         if stage.startswith("peer"):
             raise RuntimeError("CUDA out of memory\nsecond line")
-        return inner(self, model, rule, settings, stage, evaluate)
+        return inner(self, model, rule, settings, stage, evaluate, **more)
 
     monkeypatch.setattr(Session, "fit", fit)
     result = go(tmp_path / "run")

@@ -19,7 +19,7 @@ from tailorvit.rng import generator
 from tailorvit.runs import Run
 from tailorvit.search import Candidate
 from tailorvit.seek.s4 import S4Settings, move_space
-from tailorvit.train import Evaluator
+from tailorvit.train import Evaluator, Teacher
 
 SPACE = family("vit").shrink(named_space("vit-8px"))
 RECIPE = {
@@ -75,6 +75,21 @@ def no_training(monkeypatch):
     return forbid
 
 
+def test_a_teacher_reaches_the_training(sessions, no_training):
+    session = sessions()
+    teacher, asked = Teacher(session.build(SPACE.largest())), []
+    teacher.network.register_forward_hook(lambda *_: asked.append(1))
+    settings = session.config.final.train
+    session.plain(SPACE.largest(), settings, "final", teacher=teacher)
+    steps = settings.epochs * len(range(0, session.data.counts["train"], settings.batch))
+    assert len(asked) == steps
+    taught = session.supernet(SPACE, 1, teacher=teacher).model()
+    assert len(asked) == 2 * steps
+    no_training()
+    again = sessions().supernet(SPACE, 1, teacher=teacher).model()
+    assert same(weights(again), weights(taught)) and len(asked) == 2 * steps
+
+
 def test_a_plain_network_is_trained_once(sessions, no_training):
     arch = SPACE.largest()
     first = sessions()
@@ -95,7 +110,7 @@ def test_found_network_and_baseline_start_from_the_same_weights(sessions):
     settings = one.config.final.train
     first = {}
 
-    def fit(model, rule, settings, stage, evaluate=None):
+    def fit(model, rule, settings, stage, evaluate=None, **_):
         first[stage] = weights(model)
         return model
 
@@ -296,7 +311,7 @@ def test_finetuned_networks_have_the_drop_path_of_the_last_training(sessions, mo
     """An extracted network has the supernet's rates, the baseline those of the recipe."""
     one = sessions(final={"how": "finetune", "train": {"drop_path": 0.5}})
     net, arch, started, whole = one.supernet(SPACE, 0), SPACE.largest(), [], family("vit").supernet(SPACE)
-    monkeypatch.setattr(Session, "fit", lambda self, model, *_: started.append(model) or model)
+    monkeypatch.setattr(Session, "fit", lambda self, model, *_, **__: started.append(model) or model)
     monkeypatch.setattr(net, "model", lambda: whole)
     tuned = finish._final_network(one, arch, net, "final", None)
     rates = [m.rate for m in tuned.modules() if isinstance(m, DropPath)]

@@ -34,7 +34,7 @@ from tailorvit.seek import s3 as seek_s3
 from tailorvit.seek import s4 as seek_s4
 from tailorvit.seek.slopes import Accuracies
 from tailorvit.space import Space
-from tailorvit.train import RULES, Evaluator, Fixed, Rule, Sink, TrainSettings, accuracy, train
+from tailorvit.train import RULES, Evaluator, Fixed, Rule, Sink, Teacher, TrainSettings, accuracy, train
 from tailorvit.train.loop import inherit, shortened
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class Session:
         stage: str,
         evaluate: Any = None,
         stream: str | None = None,
+        teacher: Teacher | None = None,
     ) -> nn.Module:
         """Train a network under a rule, once: a finished stage gives its weights back.
 
@@ -159,7 +160,7 @@ class Session:
             batches = self.train_batches(settings, stream or stage)
             seed = derive(self.seed, stream or stage, "train") % 2**31
             with closing(StageSink(self, stage)) as sink:
-                trained = train(model, batches, rule, settings, seed, sink, evaluate, self.device)
+                trained = train(model, batches, rule, settings, seed, sink, evaluate, self.device, teacher)
             # The checkpoint of a finished stage holds its weights, without the optimiser.
             facts = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
             self.save_stage(model, stage, facts)
@@ -191,15 +192,28 @@ class Session:
         """The plain network of an architecture, freshly initialised."""
         return self.family.build(self.family.settings(dict(self.space.settings)), arch, drop_path)
 
-    def plain(self, arch: Arch, settings: TrainSettings, stage: str, weights: nn.Module | None = None) -> nn.Module:
+    def plain(
+        self,
+        arch: Arch,
+        settings: TrainSettings,
+        stage: str,
+        weights: nn.Module | None = None,
+        teacher: Teacher | None = None,
+    ) -> nn.Module:
         """Train one plain network, from scratch or on from a network that has weights."""
         seed_everything(self.seed, "init", "plain")  # found network and baseline start from the same stream
         model = weights or self.build(arch, settings.drop_path)
-        return self.fit(model, Fixed(), settings, stage, lambda: {"search_accuracy": self.search_accuracy(model)})
 
-    def supernet(self, space: Space, t: int, before: Supernet | None = None) -> Supernet:
+        def accuracies() -> dict[str, float]:
+            return {"search_accuracy": self.search_accuracy(model)}
+
+        return self.fit(model, Fixed(), settings, stage, accuracies, teacher=teacher)
+
+    def supernet(
+        self, space: Space, t: int, before: Supernet | None = None, teacher: Teacher | None = None
+    ) -> Supernet:
         """The supernet of step t, trained when something first needs it."""
-        return Supernet(self, space, f"supernet-{t}", before)
+        return Supernet(self, space, f"supernet-{t}", before, teacher)
 
     # -- search -------------------------------------------------------------------------------------------------------
 
@@ -222,8 +236,15 @@ class Session:
 class Supernet:
     """A space's supernet and the accuracies of its sub-networks; trains or loads itself when a figure is missing."""
 
-    def __init__(self, session: Session, space: Space, stage: str, before: Supernet | None = None) -> None:
-        self.session, self.space, self.stage, self.before = session, space, stage, before
+    def __init__(
+        self,
+        session: Session,
+        space: Space,
+        stage: str,
+        before: Supernet | None = None,
+        teacher: Teacher | None = None,
+    ) -> None:
+        self.session, self.space, self.stage, self.before, self.teacher = session, space, stage, before, teacher
         settings = session.config.train
         self.settings = settings if before is None else shortened(settings, WARM_SHARE)
         # As in training; on a CPU accuracies are always measured in full precision.
@@ -259,7 +280,9 @@ class Supernet:
             evaluator.known.clear()
             return dict(zip(watched, evaluator(list(watched.values())), strict=True))
 
-        return session.fit(model, RULES[settings.rule](self.space), settings, self.stage, accuracies)
+        return session.fit(
+            model, RULES[settings.rule](self.space), settings, self.stage, accuracies, teacher=self.teacher
+        )
 
     def score(self, stage: str, candidates: Sequence[Candidate], generation: int = 0) -> list[Trial]:
         """Trials on the search split, stored under a stage; what is stored already is not evaluated again."""

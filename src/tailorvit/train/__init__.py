@@ -4,6 +4,7 @@ from tailorvit.train.evaluate import Evaluator, accuracy, class_scores, hits
 from tailorvit.train.loop import Sink, Trained, train
 from tailorvit.train.rules import RULES, Fixed, Rule, Sandwich, SinglePath
 from tailorvit.train.settings import TrainSettings
+from tailorvit.train.teacher import Teacher
 
 __all__ = [
     "RULES",
@@ -13,6 +14,7 @@ __all__ = [
     "Sandwich",
     "SinglePath",
     "Sink",
+    "Teacher",
     "TrainSettings",
     "Trained",
     "accuracy",

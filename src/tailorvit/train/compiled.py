@@ -36,27 +36,28 @@ class CompiledBlocks:
             for block in self.blocks:
                 block._compiled_call_impl = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The network's logits."""
+    def __call__(self, x: Tensor) -> Any:
+        """What the network gives: its logits."""
         with self.enabled():
-            out: Tensor = self.model(x)
-        return out
+            return self.model(x)
 
 
-def compiled(model: nn.Module, evaluation: bool = False) -> Callable[..., Tensor]:
+def compiled(model: nn.Module, evaluation: bool = False, called: nn.Module | None = None) -> Callable[..., Any]:
     """The same call, compiled: ``call(x)`` of a plain network, ``call(x, arch)`` of a supernet.
 
     A plain ViT is compiled block by block, other plain networks whole. A supernet of the ViT family keeps its own
     forward. Its blocks share one graph per width, as architectures run in groups (``model.grouped``): cut in every
     dimension, AutoFormer-S would have 27 shapes of a block. Other supernets are not compiled. With ``evaluation`` a
     supernet's blocks are compiled in evaluation mode too, which pays for its seconds in long evaluations only.
+    ``called`` is a module around the network that is called in its place; groups do not go through it.
     """
     blocks: list[Any] = [m for m in model.modules() if hasattr(m, "compiled_evaluation")]
-    if not blocks:
+    if called is not None or not blocks:
+        called = called or model
         plain = getattr(model, "blocks", None)
         if hasattr(model, "slices"):
-            return model
-        return CompiledBlocks(model, plain) if isinstance(plain, nn.ModuleList) else torch.compile(model)
+            return called
+        return CompiledBlocks(called, plain) if isinstance(plain, nn.ModuleList) else torch.compile(called)
     shared = compiled_block(any(b.rate > 0 for b in blocks))
     for block in blocks:
         block.compiled, block.compiled_evaluation = shared, evaluation

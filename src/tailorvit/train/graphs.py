@@ -25,6 +25,7 @@ from tailorvit.arch import Arch
 from tailorvit.train.compiled import CompiledBlocks
 from tailorvit.train.optim import SliceAdamW, batch_statistics, soft_cross_entropy, taught, without_drop_path
 from tailorvit.train.settings import TrainSettings
+from tailorvit.train.teacher import Lesson, Teacher, Telling, told
 
 # -- recordings -------------------------------------------------------------------------------------------------------
 
@@ -198,22 +199,24 @@ class GraphSteps:
     def __init__(
         self,
         model: nn.Module,
-        call: Callable[..., Tensor],
+        call: Callable[..., Any],
         optimizer: torch.optim.Optimizer,
         settings: TrainSettings,
         device: str,
+        teacher: Teacher | None = None,
     ) -> None:
         self.model, self.call, self.optimizer = model, call, optimizer
-        self.settings, self.device = settings, torch.device(device)
+        self.settings, self.device, self.teacher = settings, torch.device(device), teacher
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.half: HalfWeights | None = None
-        own_forward = call is model or isinstance(call, CompiledBlocks)
+        called: Any = call.model if isinstance(call, CompiledBlocks) else call
+        own_forward = called is model or isinstance(called, Telling)
         self.supernet = hasattr(model, "slices")
         float32 = all(p.dtype == torch.float32 for p in self.parameters)
         if settings.precision == "bf16" and own_forward and not self.supernet and float32:
-            self.half = HalfWeights(model)
+            self.half = HalfWeights(called)
         # Not compiled: a compiler does things in its calls that no recording has.
-        self.rehearse = call is model and not self.supernet
+        self.rehearse = own_forward and called is call and not self.supernet
         self.gradients = [torch.zeros_like(p) for p in self.parameters] if self.half is None else self.half.gradients
         for p, grad in zip(self.parameters, self.gradients, strict=True):
             p.grad = grad
@@ -228,7 +231,8 @@ class GraphSteps:
         self.recorder = Recorder(self.device)
         self.inputs: tuple[Tensor, ...] = ()
         self.switches: list[Tensor] = []
-        self.teacher: Tensor | None = None
+        self.distilled: Tensor | None = None  # what the others of a sandwich learn
+        self.lesson: Lesson | None = None  # outside the recordings: the teacher's writes it, the others read it
 
     def prepare(self, batch: Sequence[Tensor], archs: Sequence[Arch | None]) -> None:
         """Copy a batch in and record what this step needs; weights, moments and batch statistics do not change.
@@ -237,7 +241,7 @@ class GraphSteps:
         """
         if not self.inputs:
             self.inputs = tuple(torch.empty_like(t, device=self.device) for t in batch)
-            self.teacher = torch.empty_like(self.inputs[2], dtype=torch.float32)
+            self.distilled = torch.empty_like(self.inputs[2], dtype=torch.float32)
             first = [None if a is None else cast(Any, self.model).switches(a).to(self.device) for a in archs]
             self.switches = [torch.zeros(0) if s is None else s for s in first]
         for mine, theirs in zip(self.inputs, batch, strict=True):
@@ -247,6 +251,8 @@ class GraphSteps:
             return
         with self.statistics.unchanged():
             try:
+                if self.teacher is not None:  # first, so that the others learn something sensible as they warm up
+                    self.recorder.record("teacher", partial(self._ask, self.teacher), rehearse=True)
                 for i, (key, arch) in enumerate(zip(keys, archs, strict=True)):
                     self.recorder.record(key, partial(self._learn, i, arch, len(archs)), self.rehearse)
                 self.sums.fill_(math.nan)  # so that the warm-up counts as a step to skip
@@ -258,6 +264,8 @@ class GraphSteps:
     def step(self, archs: Sequence[Arch | None], lr: float) -> Pending:
         """Replay the step that was prepared."""
         self.lr.fill_(lr)
+        if self.teacher is not None:
+            self.recorder.replay("teacher")
         for i, arch in enumerate(archs):
             if arch is not None:
                 switches = cast(Any, self.model).switches(arch)
@@ -280,6 +288,18 @@ class GraphSteps:
         group = None if arch is None else cast(Any, self.model).group(arch)
         return i, group
 
+    @torch.no_grad()
+    def _ask(self, teacher: Teacher) -> None:
+        """Store what a teacher says about the batch."""
+        x, _, target = self.inputs
+        with self.device, self._autocast():
+            found = teacher.lesson(x, target)
+        if self.lesson is None:  # while it warms up
+            self.lesson = Lesson._make(None if t is None else torch.empty_like(t) for t in found)
+        for mine, new in zip(self.lesson, found, strict=True):
+            if mine is not None and new is not None:
+                mine.copy_(new)
+
     def _learn(self, i: int, arch: Arch | None, count: int) -> None:
         """Add the gradients of one architecture."""
         settings, (x, y, target) = self.settings, self.inputs
@@ -291,16 +311,19 @@ class GraphSteps:
         made = self.device if self.rehearse else nullcontext()
         with paths, made, self._autocast():
             if arch is None:
-                logits = self._half_call(self.half, x) if self.half else self.call(x)
+                logits, tokens = told(self._half_call(self.half, x) if self.half else self.call(x))
             else:
                 model = cast(Any, self.model)
-                logits = model.grouped(x, model.group(arch), self.switches[i])
-        assert self.teacher is not None
-        loss = soft_cross_entropy(logits, self.teacher if settings.distill and i else target)
+                logits, tokens = model.grouped(x, model.group(arch), self.switches[i]), None
+        assert self.distilled is not None
+        if self.teacher is None or self.lesson is None:
+            loss = soft_cross_entropy(logits, self.distilled if settings.distill and i else target)
+        else:
+            loss = self.teacher.loss(logits, tokens, self.lesson)
         self._add_gradients(loss * (1 / count if settings.clip else 1.0))
         with torch.no_grad():
             if settings.distill and i == 0:
-                self.teacher.copy_(taught(target, logits))
+                self.distilled.copy_(taught(target, logits))
             self.sums[0] += loss / count
             self.sums[1] += (logits.argmax(-1) == y).sum()
 
@@ -309,8 +332,8 @@ class GraphSteps:
         on = self.settings.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=on, cache_enabled=False)
 
-    def _half_call(self, half: HalfWeights, x: Tensor) -> Tensor:
-        """A plain network's logits with the 16-bit copies of its weights, equal to those autocast would make."""
+    def _half_call(self, half: HalfWeights, x: Tensor) -> Any:
+        """A plain network's output with the 16-bit copies of its weights, equal to those autocast would make."""
         half.refresh()
         with self.call.enabled() if isinstance(self.call, CompiledBlocks) else nullcontext():
             return half(x)
@@ -459,10 +482,9 @@ class HalfWeights:
         """Copy the weights of this moment."""
         self.buffer.fill(self.weights)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Any:
         """The network's output with the copies in the place of its weights."""
-        out: Tensor = torch.func.functional_call(self.model, self.places, (x,), tie_weights=False)
-        return out
+        return torch.func.functional_call(self.model, self.places, (x,), tie_weights=False)
 
     def differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:
         """Gradients of the leaves."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -33,6 +33,7 @@ from tailorvit.train.optim import (
 )
 from tailorvit.train.rules import Rule
 from tailorvit.train.settings import TrainSettings
+from tailorvit.train.teacher import Teacher, Telling, in_evaluation_mode, told
 
 PATIENCE = 5  # steps in a row that are not finite before a roll-back
 MAX_ROLLBACKS = 4
@@ -156,13 +157,14 @@ def train(
     sink: Sink | None = None,
     evaluate: Callable[[], Mapping[str, Any]] | None = None,
     device: str = "cpu",
+    teacher: Teacher | None = None,
 ) -> Trained:
-    """Train in place, from the sink's last checkpoint if it has one.
+    """Train in place, from the sink's last checkpoint if it has one; with a teacher, by its outputs too.
 
     A step that is not finite is skipped; several in a row roll back to the last good epoch with half the learning rate.
     """
     with float32_sums():
-        return Trainer(model, batches, rule, settings, seed, sink or Sink(), evaluate, device).run()
+        return Trainer(model, batches, rule, settings, seed, sink or Sink(), evaluate, device, teacher).run()
 
 
 class Launched(NamedTuple):
@@ -187,9 +189,14 @@ class Trainer:
         sink: Sink,
         evaluate: Callable[[], Mapping[str, Any]] | None = None,
         device: str = "cpu",
+        teacher: Teacher | None = None,
     ) -> None:
+        if teacher is not None:
+            teacher.check(model, settings)
+            teacher.network.to(device)
         self.model, self.batches, self.rule, self.settings = model.to(device), batches, rule, settings
         self.seed, self.sink, self.evaluate, self.device = seed, sink, evaluate, device
+        self.teacher = teacher
         self.total = settings.epochs * batches.steps_per_epoch
         self.state = State(self.model, settings)
         self._resume()
@@ -198,7 +205,8 @@ class Trainer:
         self.loss = float(self.state.meta.get("loss", math.nan))  # of the last step that was not skipped
         self.lr = settings.lr
         self.epoch = EpochSums()
-        self.call = compiled(self.model) if settings.compile else self.model
+        telling = Telling(self.model) if teacher is not None and teacher.features else None
+        self.call = compiled(self.model, called=telling) if settings.compile else telling or self.model
         self.recordable = True  # until it turns out that it is not
         self.graphs = self._recorder()
         self.launched: deque[Launched] = deque()
@@ -206,13 +214,14 @@ class Trainer:
     def run(self) -> Trained:
         """All steps that are left; after a roll-back some are done again."""
         self.model.train()
-        while self.state.meta["step"] < self.total:
-            for batch in self.batches.iterate(self.state.meta["step"], self.total):
-                self.step(batch)
-                if self.state.meta["in_row"] >= PATIENCE:
-                    self.roll_back()
-                    break
-                self.report()
+        with nullcontext() if self.teacher is None else in_evaluation_mode(self.teacher.network):
+            while self.state.meta["step"] < self.total:
+                for batch in self.batches.iterate(self.state.meta["step"], self.total):
+                    self.step(batch)
+                    if self.state.meta["in_row"] >= PATIENCE:
+                        self.roll_back()
+                        break
+                    self.report()
         if self.graphs is not None:
             self.graphs.close()
         self.model.eval()
@@ -309,22 +318,26 @@ class Trainer:
         """Gradients of the architectures, the mean loss and the correct answers of all.
 
         A rule names its largest architecture first. With ``distill`` it learns from the labels, and the others from the
-        labels and its outputs; with ``reg_largest_only`` it alone has drop path. AdamW's decay is no part of the
-        gradient: it acts once a step on all weights in any case.
+        labels and its outputs; with ``reg_largest_only`` it alone has drop path. A teacher is asked once for all.
+        AdamW's decay is no part of the gradient: it acts once a step on all weights in any case.
         """
-        settings, optimizer, kind = self.settings, self.state.optimizer, torch.device(self.device).type
+        settings, optimizer, teacher = self.settings, self.state.optimizer, self.teacher
         x, y, target = (t.to(self.device, non_blocking=True) for t in (batch.x, batch.y, batch.target))
         # The sum of gradients, or their mean when clipping, so that the clip means the same for every rule.
         share = 1 / len(archs) if settings.clip else 1.0
         mean_loss, correct = 0.0, 0
+        lesson = None
+        if teacher is not None:
+            with self._autocast():
+                lesson = teacher.lesson(x, target)
         for i, arch in enumerate(archs):
             no_drop = settings.reg_largest_only and i > 0
-            with (
-                without_drop_path(self.model) if no_drop else nullcontext(),
-                torch.autocast(kind, torch.bfloat16, enabled=settings.precision == "bf16"),
-            ):
-                logits = self.call(x) if arch is None else self.call(x, arch)
-            loss = soft_cross_entropy(logits, target)
+            with without_drop_path(self.model) if no_drop else nullcontext(), self._autocast():
+                logits, tokens = told(self.call(x) if arch is None else self.call(x, arch))
+            if teacher is None or lesson is None:
+                loss = soft_cross_entropy(logits, target)
+            else:
+                loss = teacher.loss(logits, tokens, lesson)
             (loss * share).backward()
             if settings.distill and i == 0:
                 target = taught(target, logits)
@@ -334,6 +347,10 @@ class Trainer:
             mean_loss += float(loss.detach()) / len(archs)
             correct += int((logits.detach().argmax(-1) == y).sum())
         return mean_loss, correct
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        on = self.settings.precision == "bf16"
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=on)
 
     def _read(self, leave: int) -> None:
         """Count recorded steps but for the last ``leave``: reading at once would make the GPU wait for the host."""
@@ -366,7 +383,9 @@ class Trainer:
         optimizer = self.state.optimizer
         if not self.recordable or not can_record(self.model, self.settings, optimizer, self.device):
             return None
-        return GraphSteps(self.model, self.call, optimizer, self.settings, self.device)
+        if self.teacher is not None and self.teacher.features and hasattr(self.model, "slices"):
+            return None  # groups give logits only
+        return GraphSteps(self.model, self.call, optimizer, self.settings, self.device, self.teacher)
 
     def _prepared(self, batch: Any, archs: Sequence[Arch | None]) -> GraphSteps | None:
         """The recorded step for a batch; None where steps run eagerly, from now on if this one cannot be recorded."""

@@ -163,6 +163,10 @@ class ElasticTailored(nn.Module):
 
     def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
         """Logits (B, classes) of one architecture."""
+        return self.forward_head(self.forward_features(x, arch), arch)
+
+    def forward_features(self, x: Tensor, arch: Arch | None = None) -> Tensor:
+        """Normalised tokens (B, N, embed) of one architecture, class token and registers first."""
         plan, blocks = self.plans(self.space.largest() if arch is None else arch)
         x, first = self.patch_embed(x, plan), int(self.shared.class_token)
         token, places, registers = (self._cut(name, plan) for name in ("cls_token", "pos_embed", "reg_token"))
@@ -173,9 +177,13 @@ class ElasticTailored(nn.Module):
         x = x if self.norm_pre is None else self.norm_pre.normalise(x, plan)
         for b, own in blocks:
             x = self.blocks[b](x, own)
-        x = self.norm.normalise(x, plan)
-        x = x[:, self.shared.lead :].mean(1) if self.shared.pool == "gap" else x[:, 0]
-        return linear(self.head, x, plan, 1)
+        return self.norm.normalise(x, plan)
+
+    def forward_head(self, tokens: Tensor, arch: Arch | None = None) -> Tensor:
+        """Logits of :meth:`forward_features`' tokens."""
+        plan, _ = self.plans(self.space.largest() if arch is None else arch)
+        pooled = tokens[:, self.shared.lead :].mean(1) if self.shared.pool == "gap" else tokens[:, 0]
+        return linear(self.head, pooled, plan, 1)
 
     def slices(self, arch: Arch) -> dict[str, tuple[Width | None, ...]]:
         """Per parameter, the prefix this arch uses."""
