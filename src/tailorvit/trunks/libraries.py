@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tailorvit.errors import TailorError
 from tailorvit.trunks.layouts import NORMS, State, recognise_layout
@@ -46,19 +46,18 @@ def _library(text: str, name: str, extra: str) -> Any:
 def hub_reachable() -> bool:
     """Whether the hub of pretrained weights answers at once; a single quick question."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
 
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+        import_module("huggingface_hub.utils").get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
     except Exception:  # every version of the hub's client has its own errors
         return False
     return True
 
 
 @contextmanager
-def _cache_only() -> Iterator[None]:
+def cache_only() -> Iterator[None]:
     """The hub's client reads its cache and asks nobody: out of reach it would retry for most of a minute."""
     from huggingface_hub import constants
 
@@ -75,7 +74,7 @@ def load_model(text: str, otherwise: str, make: Callable[[], Any], local: bool =
     try:
         if online:
             return make()
-        with _cache_only():
+        with cache_only():
             return make()
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -128,7 +127,6 @@ def read_timm(
     require_plain(text, design)  # before anything is fetched
     if weights is None:
         return from_timm(text, load_model(text, otherwise, lambda: make(True)))
-    _require_shapes(text, design, weights)
     return from_timm(text, design, weights)
 
 
@@ -154,7 +152,9 @@ def require_plain(text: str, model: Any) -> None:
 def from_timm(text: str, model: Any, state: State | None = None, norm: Stats | None = None) -> NamedWeights:
     """A VisionTransformer of timm, with its own weights or with these."""
     require_plain(text, model)
-    block, config = model.blocks[0], model.pretrained_cfg or {}
+    if state is not None:
+        _require_shapes(text, model.state_dict(), state)
+    block, config = model.blocks[0], getattr(model, "pretrained_cfg", None) or {}
     own = cast(Stats, tuple(tuple(map(float, config[k])) for k in ("mean", "std"))) if "mean" in config else None
     return NamedWeights(
         dict(model.state_dict()) if state is None else state,
@@ -169,8 +169,8 @@ def from_timm(text: str, model: Any, state: State | None = None, norm: Stats | N
 _FREE = ("pos_embed", "head", "fc_norm", "norm.", "attn_pool")  # of another grid, or behind the blocks
 
 
-def _require_shapes(text: str, design: nn.Module, weights: Mapping[str, Any]) -> None:
-    for name, tensor in design.state_dict().items():
+def _require_shapes(text: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    for name, tensor in own.items():
         if name.startswith(_FREE):
             continue
         if name not in weights:
@@ -208,6 +208,8 @@ def from_open_clip(text: str, visual: Any, state: State | None = None) -> NamedW
         raise TailorError(f"The image tower of '{text}' is a {type(visual).__name__}, not a vision transformer.")
     first = blocks[0]
     _, named = recognise_layout(visual.state_dict(), f"'{text}'")
+    if state is not None:
+        _require_shapes(text, named, state)
     return NamedWeights(
         named if state is None else state,
         norm,
