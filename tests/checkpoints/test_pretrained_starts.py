@@ -125,12 +125,14 @@ def test_parts_without_a_weight_of_their_own_are_named_too(change, message):
         libraries.from_timm("timm:test", VisionTransformer(**{**SMALL, **change}))
 
 
-@pytest.mark.parametrize("text", ["timm:vit_tiny_patch16_224.augreg_in21k", "hf:nobody/nothing"])
+@pytest.mark.parametrize("text", ["timm:vit_tiny_patch16_224.augreg_in21k", "hf:a/b", "open_clip:ViT-B-32/openai"])
 def test_without_a_network_one_sentence_comes_at_once(text, offline):
+    if text.startswith("open_clip"):
+        pytest.importorskip("open_clip")
     began = time.monotonic()
     with pytest.raises(TailorError, match="hub is out of reach") as caught:
         open_pretrained(text)
-    assert ("--weights FILE" if text.startswith("timm") else "hf:FOLDER") + " takes a local copy" in str(caught.value)
+    assert ("hf:FOLDER" if text.startswith("hf") else "--weights FILE") + " takes a local copy" in str(caught.value)
     assert "\n" not in str(caught.value) and time.monotonic() - began < 10
 
 
@@ -239,13 +241,13 @@ def test_open_clip_by_name_with_a_file_of_ones_own(monkeypatch, tmp_path):
         def __init__(self):
             super().__init__()
             self.visual = stirred(VisionTransformer(32, 8, 48, 2, 3, 2.0, output_dim=16))
-            self.visual.set_grad_checkpointing(False)
 
     def create(name, **options):
         asked.append((name, options["pretrained"]))
         return Model()
 
     monkeypatch.setattr(library, "create_model", create)
+    monkeypatch.setattr(library, "list_models", lambda: ["ViT-X"])
     monkeypatch.setattr(libraries, "hub_reachable", lambda: True)
     model = Model()
     state = {k: v + 0.01 for k, v in model.state_dict().items()}
@@ -258,6 +260,8 @@ def test_open_clip_by_name_with_a_file_of_ones_own(monkeypatch, tmp_path):
     assert asked == [("ViT-X", None), ("ViT-X", "some"), ("ViT-X", "some")]
     with pytest.raises(TailorError, match="names no weights"):
         open_pretrained("open_clip:ViT-X")
+    with pytest.raises(TailorError, match="did you mean 'ViT-X'"):
+        open_pretrained("open_clip:ViT-XY/some")
 
 
 # -- files, folders, forms --------------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import torch
@@ -70,17 +72,27 @@ def cache_only() -> Iterator[None]:
 
 def load_model(text: str, otherwise: str, make: Callable[[], Any], local: bool = False) -> Any:
     """A network from a library, or one sentence that ends with what to do otherwise; libraries fail in many ways."""
-    online = local or hub_reachable()
+    online, silent = local or hub_reachable(), logging.root.manager.disable
     try:
-        if online:
-            return make()
-        with cache_only():
+        logging.disable(logging.CRITICAL)  # what they log is in the sentence
+        with nullcontext() if online else cache_only():
             return make()
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        if not online and isinstance(error, OSError):
+        first = shorten((str(error).strip().splitlines() or [type(error).__name__])[0], 200).rstrip(".")
+        if not online and any(isinstance(e, OSError) for e in (error, error.__cause__, error.__context__)):
             first = "no copy in the hub's cache, and the hub is out of reach"
         raise TailorError(f"'{text}' cannot be loaded ({first}); {otherwise}.") from error
+    finally:
+        logging.disable(silent)
+
+
+def _require_name(text: str, library: str, name: str, names: Iterable[str]) -> None:
+    """Refuse an unknown name with the nearest known one; the libraries list hundreds."""
+    known = list(names)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        raise TailorError(f"'{text}' cannot be loaded: {library} has no model '{name}'{hint}")
 
 
 def _act_name(module: nn.Module, text: str) -> str:
@@ -112,10 +124,7 @@ def read_timm(
     """A model of timm: its published weights, random ones, or these, whose position grid may be another."""
     import timm
 
-    if not timm.is_model(name):
-        near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise TailorError(f"'{text}' cannot be loaded: timm has no model '{name}'{hint}")
+    _require_name(text, "timm", name.partition(".")[0], timm.list_models())
 
     def make(published: bool) -> Any:
         return timm.create_model(name, pretrained=published, num_classes=0)
@@ -187,6 +196,7 @@ def read_open_clip(text: str, name: str, otherwise: str, weights: State | None =
     """The image tower of ``MODEL@PRETRAINED`` or ``MODEL/PRETRAINED``; given weights need only ``MODEL``."""
     library = _library(text, "open_clip", "clip")
     model, _, tag = name.partition("@" if "@" in name else "/")
+    _require_name(text, "open_clip", model, library.list_models())
     if weights is not None:
         made = load_model(text, otherwise, lambda: library.create_model(model, pretrained=None), local=True)
         return from_open_clip(text, made.visual, weights)
