@@ -305,8 +305,22 @@ def test_absent_files_and_foreign_ones_are_named(tmp_path):
         open_pretrained(str(tmp_path))
 
 
-def test_saving_and_loading_changes_nothing(tmp_path):
-    theirs = stirred(VisionTransformer(**{**SMALL, "init_values": 0.1, "reg_tokens": 2}))
+@torch.no_grad()
+def test_the_released_names_of_dinov2(tmp_path):
+    kind = {"reg_tokens": 4, "no_embed_class": True, "init_values": 0.3, **TIMM["packed swiglu"]}
+    theirs, mark = stirred(VisionTransformer(**SMALL, **kind)), torch.randn(1, 1, 48)
+    state = {
+        k.replace("mlp.fc1.", "mlp.w12.").replace("mlp.fc2.", "mlp.w3."): v for k, v in theirs.state_dict().items()
+    }
+    state["register_tokens"] = state.pop("reg_token")
+    state |= {"cls_token": state["cls_token"] - mark, "pos_embed": torch.cat([mark, state["pos_embed"]], 1)}
+    torch.save({**state, "mask_token": torch.zeros(1, 48)}, tmp_path / "dinov2.pth")
+    close(open_pretrained(f"{tmp_path / 'dinov2.pth'}#heads=3").features()(images()), theirs(images()))
+
+
+@pytest.mark.parametrize("kind", ["registers", "packed swiglu"])
+def test_saving_and_loading_changes_nothing(kind, tmp_path):
+    theirs = stirred(VisionTransformer(**{**SMALL, **TIMM[kind], "init_values": 0.1}))
     start = _pretrained("timm:test", libraries.from_timm("timm:test", theirs))
     start.save(tmp_path / "start")
     for again in (Pretrained.load(tmp_path / "start"), open_pretrained(str(tmp_path / "start"))):

@@ -92,7 +92,7 @@ class Pretrained:
             state = load_file(folder / TENSORS)
             arch, settings = Arch.from_dict(card["arch"]), TailoredSettings.of(card["settings"])
             return cls(card["source"], arch, settings, state, tuple(card["mean"]), tuple(card["std"])).checked()
-        except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise TailorError(f"The pretrained network in '{folder}' cannot be read: {error}.") from None
 
 

@@ -37,6 +37,7 @@ def open_pretrained(text: str, weights: str | None = None) -> Pretrained:
 
     A weight file alone does not say all. Heads are taken to be 64 channels wide, images to be normalised as CLIP's
     where there is a norm before the blocks and as ImageNet's otherwise. ``FILE#heads=6,act=gelu,norm=half`` says it.
+    The eps of the norms is taken to be 1e-5 in CLIP's networks and 1e-6 in others.
     """
     kind, _, name = text.partition(":")
     readers = {"timm": _from_timm, "open_clip": _from_open_clip, "hf": _from_hf}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,8 +24,14 @@ NORMS: Mapping[str, Stats] = {
 }
 
 
-def _unchanged(state: State) -> State:
-    return state
+def _fold_class_position(state: State) -> State:
+    """Where there are registers timm has positions for patches only: the class token's goes into the token."""
+    table = state.get("pos_embed")
+    if "reg_token" not in state or "cls_token" not in state or table is None or table.dim() != 3:
+        return state
+    if math.isqrt(table.shape[1] - 1) ** 2 != table.shape[1] - 1:
+        return state
+    return {**state, "cls_token": state["cls_token"] + table[:, :1], "pos_embed": table[:, 1:]}
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Layout:
     clip: bool  # trained by CLIP, with CLIP's normalisation
     eps: float
     act: str = "gelu"  # where neither a library nor the user says otherwise
-    reshape: Callable[[State], State] = _unchanged
+    reshape: Callable[[State], State] = _fold_class_position
 
 
 def _add_batch_axis(state: State) -> State:
@@ -46,7 +53,7 @@ def _add_batch_axis(state: State) -> State:
 
 
 def _join_qkv(state: State) -> State:
-    """As :func:`_add_batch_axis`, and queries, keys and values joined."""
+    """As :func:`_add_batch_axis` and :func:`_fold_class_position`, and queries, keys and values joined."""
     out = _add_batch_axis({k: v for k, v in state.items() if not re.search(r"\.attn\.[qkv]\.", k)})
     for key in state:
         if ".attn.q." in key:
@@ -54,12 +61,23 @@ def _join_qkv(state: State) -> State:
             found = [t for t in parts if t is not None]
             if len(found) == 3:  # otherwise qkv stays absent, and is named as missing
                 out[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat(found)
-    return out
+    return _fold_class_position(out)
 
 
 _LAYER = r"(?:encoder\.)?layers?\.(\d+)\."
 LAYOUTS = (
-    Layout("timm", "patch_embed.proj.weight", ((r"(.*)", r"\1"),), False, 1e-6),
+    Layout(
+        "timm",
+        "patch_embed.proj.weight",
+        (  # DINOv2's released files differ in these
+            (r"register_tokens", "reg_token"),
+            (r"blocks\.(\d+)\.mlp\.w12\.(\w+)", r"blocks.\1.mlp.fc1.\2"),
+            (r"blocks\.(\d+)\.mlp\.w3\.(\w+)", r"blocks.\1.mlp.fc2.\2"),
+            (r"(.*)", r"\1"),
+        ),
+        False,
+        1e-6,
+    ),
     Layout(
         "open_clip",
         "conv1.weight",
