@@ -100,6 +100,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
         ("deit_tiny_distilled_patch16_224", "distillation token"),
         ("vit_tiny_r_s16_p8_224", "has a HybridEmbed"),
         ("resnet18", "is a ResNet"),
+        ("vit_base_patch16_gap_224", "no pretrained weights for it"),
         ("vit_tinny_patch16_224", "did you mean 'vit_tiny_patch16_224'"),
         ("vit_tiny_patch16_224.nope", "cannot be loaded"),
     ],
@@ -189,6 +190,14 @@ def test_the_preprocessor_beside_the_weights_says_the_normalisation(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1] * 3, "image_std": [0.2] * 3}))
     start = open_pretrained(f"hf:{tmp_path}")
     assert (start.mean, start.std) == ((0.1,) * 3, (0.2,) * 3)
+
+
+def test_weights_that_transformers_would_make_up_are_refused(tmp_path):
+    hf_models()["dinov2"]().save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in state.items() if "norm2" not in k}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TailorError, match=r"lack '.*norm2"):
+        open_pretrained(f"hf:{tmp_path}")
 
 
 def test_the_names_of_transformers_4():

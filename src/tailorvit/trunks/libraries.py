@@ -135,6 +135,8 @@ def read_timm(
         design = load_model(text, otherwise, lambda: make(False), local=True)
     require_plain(text, design)  # before anything is fetched
     if weights is None:
+        if not any(design.pretrained_cfg.get(k) for k in ("hf_hub_id", "url", "file", "state_dict")):
+            raise TailorError(f"'{text}' cannot be loaded: timm has no pretrained weights for it; {otherwise}.")
         return from_timm(text, load_model(text, otherwise, lambda: make(True)))
     return from_timm(text, design, weights)
 
@@ -249,7 +251,11 @@ def read_hf(text: str, name: str, otherwise: str) -> NamedWeights:
     kind = config.get("model_type")
     if kind not in _HF:
         raise TailorError(f"'{text}' is of the type '{kind}'; known: {', '.join(_HF)}.")
-    model = load_model(text, otherwise, lambda: getattr(library, _HF[kind][0]).from_pretrained(name), local)
+    make = partial(getattr(library, _HF[kind][0]).from_pretrained, name, output_loading_info=True)
+    model, facts = load_model(text, otherwise, make, local)
+    for key in sorted(facts["missing_keys"]):  # transformers would leave them random
+        if "pooler" not in key and "mask_token" not in key:
+            raise TailorError(f"The weights of '{text}' lack '{key}'.")
     return from_hf(text, model, _hf_norm(name, local))
 
 
