@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,6 +163,42 @@ def test_settings_may_be_a_list_or_a_mapping():
     listed = api.recipe_for(settings=["train.epochs=5", "search.generations=2"])
     assert listed == api.recipe_for(settings={"train.epochs": 5, "search.generations": 2})
     assert listed.train.epochs == 5 and listed.search["generations"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({}, {}),
+        ({"method": "s3"}, {"method": "s3"}),
+        ({"start": "timm:vit"}, {"start": {"network": "timm:vit"}, "method": "tailor"}),
+        (
+            {"start": "timm:vit", "weights": Path("w.pth")},
+            {"start": {"network": "timm:vit", "weights": "w.pth"}, "method": "tailor"},
+        ),
+        ({"start": "runs/one", "method": "finetune"}, {"start": {"network": "runs/one"}, "method": "finetune"}),
+        ({"front": "2M, 4M,"}, {"tailor": {"front": ["2M", "4M"]}}),
+        (
+            {"start": "auto", "front": ["2M", 4_000_000]},
+            {"start": {"network": "auto"}, "tailor": {"front": ["2M", 4_000_000]}, "method": "tailor"},
+        ),
+    ],
+)
+def test_a_pretrained_start_is_tailored_unless_told(options, keys):
+    assert api.start_options(**options) == keys
+
+
+def test_a_start_comes_over_the_recipe():
+    config = api.recipe_for("s4-digits", start="timm:vit", weights="w.pth", method="s4")
+    assert (config.start.network, config.start.weights, config.tailor.front) == ("timm:vit", "w.pth", [])
+
+
+def test_weights_and_sizes_need_a_start():
+    with pytest.raises(TailorError, match=r"start.weights is 'w.pth', but start.network"):
+        api.recipe_for(weights="w.pth")
+    with pytest.raises(TailorError, match=r"Several sizes \(2M, 4M\) are for a pretrained start"):
+        api.recipe_for(front="2M,4M")
+    with pytest.raises(TailorError, match="Cannot read 'large'"):
+        api.recipe_for(settings={"tailor.front": ["2M", "large"]})
 
 
 def test_limits_may_be_text_or_numbers():

@@ -44,7 +44,9 @@ from tailorvit.runs import Run
 from tailorvit.tiny import tiny as tiny_form
 
 DEFAULT_RECIPE = "s4-digits"
+TAILOR = "tailor"  # the method, and its recipe, for a pretrained start
 Size = str | int | float | None  # of a limit: "5M", "12ms", or a plain number
+Front = str | Sequence[str | int] | None  # sizes: "2M,4M" or ["2M", 4_000_000]
 Changes = Sequence[str] | Mapping[str, Any]  # of recipe keys: ["train.epochs=50"] or {"train.epochs": 50}
 
 
@@ -126,11 +128,14 @@ def run(
     recipe: str | Path | None = None,
     *,
     data: str | Path | None = None,
+    start: str | Path | None = None,
+    weights: str | Path | None = None,
     max_params: Size = None,
     min_params: Size = None,
     max_macs: Size = None,
     max_latency: Size = None,
     max_memory: Size = None,
+    front: Front = None,
     method: str | None = None,
     baseline: str | Sequence[str] | None = None,
     prefer: str | None = None,
@@ -145,12 +150,16 @@ def run(
     """Find, train and save a network for images and limits, in a new folder.
 
     The arguments are the options of ``tailorvit run``; ``settings`` changes recipe keys: ``{"train.epochs": 50}``.
+    ``start`` is the pretrained network of ``--from``, such as ``timm:NAME``; ``from`` is a keyword in Python.
     Everything that can be checked is checked before the folder is made.
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
     limits |= {"max_latency": max_latency, "max_memory": max_memory}
     options: dict[str, Any] = {
         "data": data,
+        "start": start,
+        "weights": weights,
+        "front": front,
         "limits": limits,
         "method": method,
         "baseline": baseline,
@@ -185,6 +194,9 @@ def recipe_for(
     recipe: str | Path | None = None,
     *,
     data: str | Path | None = None,
+    start: str | Path | None = None,
+    weights: str | Path | None = None,
+    front: Front = None,
     limits: Mapping[str, Size] | None = None,
     method: str | None = None,
     baseline: str | Sequence[str] | None = None,
@@ -197,12 +209,17 @@ def recipe_for(
 ) -> Config:
     """The config of a run: a recipe (or the one that suits the data), then the options, then the settings."""
     source = None if data is None else str(data)
-    recipe = str(recipe) if recipe is not None else DEFAULT_RECIPE if source in (None, "digits") else "image-folder"
+    begins = start_options(start, weights, front, method)
+    if recipe is None:
+        usual = DEFAULT_RECIPE if source in (None, "digits") else "image-folder"
+        recipe = TAILOR if begins.get("method") == TAILOR else usual
+    recipe = str(recipe)
     base = read_recipe(recipe)
     options: dict[str, Any] = {
         "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
         "limits": {k: v for k, v in (limits or {}).items() if v is not None},
-        **{k: v for k, v in {"method": method, "prefer": prefer, "seed": seed}.items() if v is not None},
+        **begins,
+        **{k: v for k, v in {"prefer": prefer, "seed": seed}.items() if v is not None},
         **_budget(budget),
     }
     if options["limits"]:
@@ -211,6 +228,9 @@ def recipe_for(
     if baseline:
         changes["baseline"] = _with_peers({**base, **options, **changes}, baseline)
     full = merged(merged(for_searcher(base, changes), options), changes)
+    if "tailor" in begins and full.get("method") != TAILOR:
+        shown = ", ".join(map(str, begins["tailor"]["front"]))
+        raise TailorError(f"Several sizes ({shown}) are for a pretrained start; give it as --from timm:NAME.")
     if tiny:
         # Images of one's own come by --data, by --set or by a recipe of one's own.
         path = Path(recipe)
@@ -220,6 +240,23 @@ def recipe_for(
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
     return configure(full)
+
+
+def start_options(
+    start: str | Path | None = None,
+    weights: str | Path | None = None,
+    front: Front = None,
+    method: str | None = None,
+) -> dict[str, Any]:
+    """The recipe keys of ``--from``, ``--weights``, ``--front`` and ``--method``: a start is tailored unless told."""
+    sizes = [word.strip() for word in front.split(",") if word.strip()] if isinstance(front, str) else front
+    begins = {k: str(v) for k, v in (("network", start), ("weights", weights)) if v is not None}
+    method = TAILOR if method is None and start is not None else method
+    return {
+        **({"start": begins} if begins else {}),
+        **({"tailor": {"front": list(sizes)}} if sizes else {}),
+        **({} if method is None else {"method": method}),
+    }
 
 
 def _budget(budget: Size) -> dict[str, Any]:

@@ -74,6 +74,11 @@ def _print_result(work: Callable[[], Any]) -> None:
 def run(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or TOML file (default: s4-digits).")] = None,
     data: Annotated[str | None, typer.Option(help="Image folder, .npz/.npy file, digits or torchvision:NAME.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Pretrained network to cut: timm:NAME, hf:NAME, open_clip:NAME/TAG, a file, auto."),
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Local copy of its weights; nothing is downloaded.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
     method: Annotated[
         str | None, typer.Option(help="contest, s4, s3, autoformer, bignas, hat, tf-tas, fixed or finetune.")
@@ -83,6 +88,9 @@ def run(
     max_macs: MaxMacs = None,
     max_latency: MaxLatency = None,
     max_memory: MaxMemory = None,
+    front: Annotated[
+        str | None, typer.Option(help="With --from: deliver a network for each of these sizes: 2M,4M,8M.")
+    ] = None,
     baseline: Annotated[
         list[str] | None, typer.Option(help="Also train this model beside: timm:mobilevit_xxs; may be repeated.")
     ] = None,
@@ -103,6 +111,9 @@ def run(
 
     options: dict[str, Any] = {
         "data": data,
+        "start": start,
+        "weights": weights,
+        "front": front,
         "max_params": max_params,
         "min_params": min_params,
         "max_macs": max_macs,

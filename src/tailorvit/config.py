@@ -21,6 +21,7 @@ from tailorvit.methods.finetune import StartSettings
 from tailorvit.methods.finish import FinalSettings
 from tailorvit.methods.hat import HatSettings
 from tailorvit.methods.judges import SeekSettings
+from tailorvit.methods.tailor_settings import TailorSettings
 from tailorvit.methods.untrained import UntrainedSettings
 from tailorvit.search import SEARCHERS
 from tailorvit.seek.s3 import S3Settings
@@ -87,6 +88,7 @@ class Config:
     search: dict[str, Any] = field(default_factory=lambda: {"name": "evolution"})
     final: FinalSettings = field(default_factory=FinalSettings)
     start: StartSettings = field(default_factory=StartSettings)
+    tailor: TailorSettings = field(default_factory=TailorSettings)
     analysis: AnalysisSettings = field(default_factory=AnalysisSettings)
     plugin: dict[str, Any] = field(default_factory=dict)  # settings of a method from outside the package
 

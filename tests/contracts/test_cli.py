@@ -77,6 +77,20 @@ def test_help_is_quick():
     assert min(took) < 1
 
 
+# -- a pretrained start ------------------------------------------------------------------------------------------------
+
+
+def test_from_weights_and_front_reach_the_call(monkeypatch):
+    from tailorvit import api
+
+    seen = {}
+    monkeypatch.setattr(api, "plan", lambda recipe, **options: seen.update(options) or {"lines": []})
+    words = ["--from", "timm:vit", "--weights", "w.pth", "--front", "2M,4M", "--data", "photos", "--plan"]
+    assert CliRunner().invoke(cli.app, ["run", *words]).exit_code == 0
+    given = {k: seen[k] for k in ("start", "weights", "front", "method")}
+    assert given == {"start": "timm:vit", "weights": "w.pth", "front": "2M,4M", "method": None}
+
+
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,22 @@ def test_transformers_clip(prefix, tmp_path):
     assert trunk.network.design.act == "quick_gelu" and trunk.mean[0] == 0.48145466
     by_name = from_hf(TrunkRequest("hf:none", "none", {}), model).trunk((32, 32))
     assert by_name.checksum == trunk.checksum
+
+
+@pytest.mark.parametrize("kind", ["ViT", "Dinov2", "Dinov2WithRegisters"])
+def test_transformers_vit_and_dinov2(kind, tmp_path):
+    import transformers
+
+    shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    model = shaken(getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**shape)))
+    path, x = saved(model, tmp_path / "tower.safetensors", "backbone."), torch.randn(2, 3, 32, 32)
+    by_name = from_hf(TrunkRequest("hf:none", "none", {}), model).trunk((32, 32))
+    with torch.no_grad():
+        same(by_name, x, torch.stack(model(x, output_hidden_states=True).hidden_states[1:], 1))
+    assert by_name.mean[0] == (0.5 if kind == "ViT" else 0.485)
+    by_file = open_trunk(path, (32, 32))  # which does not say the eps of its norms; a ViT's is 1e-12
+    assert by_file.network.design == replace(by_name.network.design, eps=1e-6)
+    assert all(torch.equal(v, by_name.network.state_dict()[k]) for k, v in by_file.network.state_dict().items())
 
 
 @pytest.mark.parametrize("openai", [False, True])

@@ -6,10 +6,12 @@ of registers into the registers, packed gates are taken apart. A part that has n
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +24,11 @@ from tailorvit.families.resize import resized
 from tailorvit.families.tailored.plain import PlainTailored, TailoredSettings
 from tailorvit.families.tailored.spaces import tailored_arch
 from tailorvit.rng import seed_everything
+from tailorvit.runs.atomic import dumps, write_bytes
 
 # After the blocks a new head comes; timm has the last norm behind the pooling in some networks.
 _UNUSED = re.compile(r"(head|fc_norm|attn_pool|head_drop|mask_token|proj$|ln_post|post_layernorm).*")
+CARD, TENSORS = "pretrained.json", "pretrained.safetensors"  # in the folder that keeps one
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
@@ -49,6 +53,47 @@ class Pretrained:
         """The network for other images and classes: positions interpolated, and a new head by the seed."""
         seed_everything(seed, "init", "head")
         return resized(self.features(), size, classes, channels, "keep", drop_path)
+
+    def checked(self) -> Pretrained:
+        """Itself, where its weights are those that its architecture and its settings need."""
+        with torch.device("meta"):
+            wanted = PlainTailored.from_settings({**self.settings.to_dict(), **_shape(self.arch)}).state_dict()
+        for name, tensor in wanted.items():
+            if name not in self.state or self.state[name].shape != tensor.shape:
+                raise TailorError(f"'{self.source}' lacks '{name}' of the shape {tuple(tensor.shape)}.")
+        if left := next((k for k in self.state if k not in wanted), None):
+            raise TailorError(f"'{self.source}' has '{left}', a part that cannot be tailored.")
+        return self
+
+    # -- kept in a folder ---------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def kept_in(folder: Path) -> bool:
+        """Whether :meth:`save` has written there."""
+        return (folder / CARD).is_file()
+
+    def save(self, folder: Path) -> None:
+        """Weights and a card; the card last, as it makes the copy whole."""
+        from safetensors.torch import save
+
+        folder.mkdir(parents=True, exist_ok=True)
+        card = {"source": self.source, "arch": self.arch.to_dict(), "settings": self.settings.to_dict()}
+        write_bytes(folder / TENSORS, save(dict(self.state), {"format": "pt"}))
+        write_bytes(folder / CARD, dumps({**card, "mean": self.mean, "std": self.std}, indent=1).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Pretrained:
+        """What :meth:`save` wrote, to the bit."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+            state = load_file(folder / TENSORS)
+            arch, settings = Arch.from_dict(card["arch"]), TailoredSettings.of(card["settings"])
+            return cls(card["source"], arch, settings, state, tuple(card["mean"]), tuple(card["std"])).checked()
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise TailorError(f"The pretrained network in '{folder}' cannot be read: {error}.") from None
 
 
 def _shape(arch: Arch) -> dict[str, Any]:
@@ -109,12 +154,7 @@ def from_named(
     arch = tailored_arch(
         {"embed": embed, "heads": [heads] * depth, "hidden": [b["mlp.fc1.bias"].numel() for b in blocks]}
     )
-    with torch.device("meta"):
-        wanted = PlainTailored.from_settings({**settings.to_dict(), **_shape(arch)}).state_dict()
-    for name, tensor in wanted.items():
-        if name not in out or out[name].shape != tensor.shape:
-            raise TailorError(f"{where} lacks '{name}' of the shape {tuple(tensor.shape)}.")
-    return Pretrained(source, arch, settings, {k: out[k].contiguous() for k in wanted}, *norm)
+    return Pretrained(source, arch, settings, {k: v.contiguous() for k, v in out.items()}, *norm).checked()
 
 
 def _need(state: State, name: str, where: str) -> Tensor:

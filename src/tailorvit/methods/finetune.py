@@ -44,9 +44,17 @@ class StartSettings:
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
-    network: str = ""  # method finetune: folder of a finished run, or one that holds network.json
+    network: str = ""  # finetune: folder of a finished run, or with network.json; tailor: timm:NAME, a file, ...
+    weights: str = ""  # method tailor: a local copy of the network's weight file; nothing is downloaded
     windows: Literal["scale", "keep"] = "scale"  # at another image size: windows grow with the image, or stay
     supernet: str = ""  # methods autoformer, bignas, hat: a released supernet's file, searched without training
+
+    def __post_init__(self) -> None:
+        if self.weights and not self.network:
+            raise TailorError(
+                f"start.weights is '{self.weights}', but start.network, which it belongs to, is not given: "
+                "--from timm:NAME sets it."
+            )
 
 
 # -- presets ----------------------------------------------------------------------------------------------------------

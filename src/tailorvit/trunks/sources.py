@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +19,14 @@ from torch import Tensor, nn
 from tailorvit.errors import TailorError, unknown
 from tailorvit.registry import Registry
 from tailorvit.rng import derive
+from tailorvit.trunks import libraries
+from tailorvit.trunks.layouts import NORMS, Layout, State, recognise_layout
+from tailorvit.trunks.libraries import NamedWeights
 from tailorvit.trunks.network import PlainTrunk, TowerSettings
 from tailorvit.trunks.tower import Stats, Tower, Trunk
 
-# How images were normalised when the tower was trained.
-NORMS: Mapping[str, Stats] = {
-    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-}
 ACTS = ("gelu", "gelu_tanh", "quick_gelu")
 OPTIONS = ("act", "heads", "norm", "patch", "seed")
-State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -128,111 +123,7 @@ def tower_from_state(
     return Tower(request.text, design, _tower_state(named, design, where), mean, std)
 
 
-# -- other people's weights by timm's names ---------------------------------------------------------------------------
-
-
-def _unchanged(state: State) -> State:
-    return state
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One way of naming weights."""
-
-    name: str
-    anchor: str  # the patch convolution's weight, after any prefix; every such file has it
-    renames: tuple[tuple[str, str], ...]  # regular expressions for whole names, without the prefix
-    clip: bool  # trained by CLIP, with CLIP's normalisation
-    eps: float
-    act: str = "gelu"  # where neither a library nor the user says otherwise
-    reshape: Callable[[State], State] = _unchanged
-
-
-def _add_batch_axis(state: State) -> State:
-    """Tables and tokens with the batch axis that timm gives them."""
-    return {k: v.reshape(1, -1, v.shape[-1]) if k in ("cls_token", "pos_embed") else v for k, v in state.items()}
-
-
-def _join_qkv(state: State) -> State:
-    """As :func:`_add_batch_axis`, and queries, keys and values joined."""
-    out = _add_batch_axis({k: v for k, v in state.items() if not re.search(r"\.attn\.[qkv]\.", k)})
-    for key in state:
-        if ".attn.q." in key:
-            parts = [state.get(key.replace(".attn.q.", f".attn.{part}.")) for part in "qkv"]
-            found = [t for t in parts if t is not None]
-            if len(found) == 3:  # otherwise qkv stays absent, and is named as missing
-                out[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat(found)
-    return out
-
-
-LAYOUTS = (
-    Layout("timm", "patch_embed.proj.weight", ((r"(.*)", r"\1"),), False, 1e-6),
-    Layout(
-        "open_clip",
-        "conv1.weight",
-        (
-            (r"conv1\.(\w+)", r"patch_embed.proj.\1"),
-            (r"class_embedding", "cls_token"),
-            (r"positional_embedding", "pos_embed"),
-            (r"ln_pre\.(\w+)", r"norm_pre.\1"),
-            (r"transformer\.resblocks\.(\d+)\.ln_(\d)\.(\w+)", r"blocks.\1.norm\2.\3"),
-            (r"transformer\.resblocks\.(\d+)\.attn\.in_proj_(\w+)", r"blocks.\1.attn.qkv.\2"),
-            (r"transformer\.resblocks\.(\d+)\.attn\.out_proj\.(\w+)", r"blocks.\1.attn.proj.\2"),
-            (r"transformer\.resblocks\.(\d+)\.mlp\.c_fc\.(\w+)", r"blocks.\1.mlp.fc1.\2"),
-            (r"transformer\.resblocks\.(\d+)\.mlp\.c_proj\.(\w+)", r"blocks.\1.mlp.fc2.\2"),
-            (r"transformer\.resblocks\.(\d+)\.ls_(\d)\.gamma", r"blocks.\1.ls\2.gamma"),
-            (r"transformer\.resblocks\.(.*)", r"blocks.\1"),
-        ),
-        True,
-        1e-5,
-        reshape=_add_batch_axis,
-    ),
-    Layout(
-        "transformers",
-        "embeddings.patch_embedding.weight",
-        (
-            (r"embeddings\.patch_embedding\.(\w+)", r"patch_embed.proj.\1"),
-            (r"embeddings\.class_embedding", "cls_token"),
-            (r"embeddings\.position_embedding\.weight", "pos_embed"),
-            (r"pre_layrnorm\.(\w+)", r"norm_pre.\1"),  # spelt so in the library
-            (r"encoder\.layers\.(\d+)\.layer_norm(\d)\.(\w+)", r"blocks.\1.norm\2.\3"),
-            (r"encoder\.layers\.(\d+)\.self_attn\.([qkv])_proj\.(\w+)", r"blocks.\1.attn.\2.\3"),
-            (r"encoder\.layers\.(\d+)\.self_attn\.out_proj\.(\w+)", r"blocks.\1.attn.proj.\2"),
-            (r"encoder\.layers\.(\d+)\.mlp\.(\w+)\.(\w+)", r"blocks.\1.mlp.\2.\3"),
-            (r"encoder\.layers\.(.*)", r"blocks.\1"),
-        ),
-        True,
-        1e-5,
-        "quick_gelu",
-        _join_qkv,
-    ),
-)
-
-
-def recognise_layout(state: Mapping[str, Any], where: str) -> tuple[Layout, State]:
-    """The layout of a state dict, and its tower by timm's names; a prefix such as ``visual.`` is removed."""
-    for layout in LAYOUTS:
-        prefixes = [
-            k.removesuffix(layout.anchor) for k in state if k == layout.anchor or k.endswith(f".{layout.anchor}")
-        ]
-        # A whole CLIP has one image tower; the shortest prefix is the network's own.
-        for prefix in sorted(prefixes, key=len)[:1]:
-            inside = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            return layout, layout.reshape(dict(_renamed(inside, layout)))
-    known = ", ".join(f"{x.name} ({x.anchor})" for x in LAYOUTS)
-    first = next(iter(state), "nothing")
-    raise TailorError(
-        f"The weights in {where} are not an image tower by the names of {known}; they begin with '{first}'."
-    )
-
-
-def _renamed(state: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    for key, value in state.items():
-        for pattern, name in layout.renames:
-            found = re.fullmatch(pattern, key)
-            if found:
-                yield found.expand(name), value
-                break
+# -- towers from weights ----------------------------------------------------------------------------------------------
 
 
 def _tower_settings(state: State, layout: Layout, where: str, known: Mapping[str, Any]) -> TowerSettings:
@@ -250,6 +141,9 @@ def _tower_settings(state: State, layout: Layout, where: str, known: Mapping[str
     hidden, inner = shape("blocks.0.mlp.fc1.weight")[0], shape("blocks.0.mlp.fc2.weight")[1]
     if hidden != inner:
         raise TailorError(f"The tower in {where} has gated MLPs ({hidden} and {inner} wide), which are not supported.")
+    act = known.get("act", layout.act)
+    if act not in ACTS:
+        raise TailorError(f"The tower in {where} has the activation {act}; known: {', '.join(ACTS)}.")
     class_token, registers = "cls_token" in state, shape("reg_token")[1] if "reg_token" in state else 0
     rows, prefix = shape("pos_embed")[1], int(class_token) + registers
     with_prefix = math.isqrt(max(rows - prefix, 0)) ** 2 == rows - prefix and rows > prefix
@@ -272,7 +166,7 @@ def _tower_settings(state: State, layout: Layout, where: str, known: Mapping[str
         taps=depth,
         heads=heads,
         hidden=hidden,
-        act=known.get("act", layout.act),
+        act=act,
         pre_norm="norm_pre.weight" in state,
         class_token=class_token,
         registers=registers,
@@ -369,91 +263,33 @@ def read_weights(path: Path) -> State:
 
 # -- libraries --------------------------------------------------------------------------------------------------------
 
-
-def _library(name: str, extra: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise TailorError(f"This trunk needs '{name}': pip install 'tailorvit[{extra}]'.") from None
-
-
-def _load_model(request: TrunkRequest, make: Callable[[], Any]) -> Any:
-    """A network from a library, or one sentence; libraries fail in many ways."""
-    try:
-        return make()
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise TailorError(
-            f"The trunk '{request.text}' cannot be loaded ({first}); give a weight file where there is no network."
-        ) from error
-
-
-def _act_name(module: nn.Module, request: TrunkRequest) -> str:
-    """The name of an activation module."""
-    kind = type(module).__name__.lower()
-    if "quick" in kind:
-        return "quick_gelu"
-    if "gelu" in kind:
-        return "gelu_tanh" if "tanh" in kind or getattr(module, "approximate", "none") == "tanh" else "gelu"
-    raise TailorError(
-        f"The trunk '{request.text}' has the activation {type(module).__name__}; known: {', '.join(ACTS)}."
-    )
+_OTHERWISE = "give a weight file where there is no network"
 
 
 def _read_timm(request: TrunkRequest, pretrained: bool = True) -> Tower:
-    import timm
-
-    model = _load_model(request, lambda: timm.create_model(request.name, pretrained=pretrained, num_classes=0))
-    blocks = getattr(model, "blocks", None)
-    if type(model).__name__ != "VisionTransformer" or not blocks or not hasattr(blocks[0].attn, "num_heads"):
-        raise TailorError(f"timm's '{request.name}' is a {type(model).__name__}, not a plain VisionTransformer.")
-    norm = tuple(map(tuple, (model.default_cfg["mean"], model.default_cfg["std"])))
-    known = {"heads": blocks[0].attn.num_heads, "act": _act_name(blocks[0].mlp.act, request)}
-    return tower_from_state(request, model.state_dict(), cast(Stats, norm), **known, eps=blocks[0].norm1.eps)
+    return _tower(request, libraries.read_timm(request.text, request.name, _OTHERWISE, pretrained))
 
 
 def _read_open_clip(request: TrunkRequest) -> Tower:
-    library = _library("open_clip", "clip")
-    name, _, weights = request.name.partition("@")
-    if not weights:
-        raise TailorError(f"'{request.text}' names no weights; write open_clip:{name}@PRETRAINED.")
-    model = _load_model(request, lambda: library.create_model(name, pretrained=weights, require_pretrained=True))
-    return from_open_clip(request, model.visual)
+    return _tower(request, libraries.read_open_clip(request.text, request.name, _OTHERWISE))
 
 
 def from_open_clip(request: TrunkRequest, visual: nn.Module) -> Tower:
     """A tower from open_clip's own VisionTransformer, or from the timm network inside one of its wrappers."""
-    inside = getattr(visual, "trunk", None)
-    blocks: Any = (
-        inside.blocks if inside is not None else getattr(getattr(visual, "transformer", None), "resblocks", None)
-    )
-    if not blocks:
-        kind = type(visual).__name__
-        raise TailorError(f"The image tower of '{request.text}' is a {kind}, not a vision transformer.")
-    first = blocks[0]
-    act, norm = (first.mlp.act, first.norm1) if inside is not None else (first.mlp.gelu, first.ln_1)
-    known = {"heads": first.attn.num_heads, "act": _act_name(act, request), "eps": norm.eps}
-    stats = getattr(visual, "image_mean", None), getattr(visual, "image_std", None)
-    own = cast(Stats, tuple(map(tuple, stats))) if all(stats) else NORMS["clip"]  # type: ignore[arg-type]
-    return tower_from_state(request, visual.state_dict(), own, **known)
+    return _tower(request, libraries.from_open_clip(request.text, visual))
 
 
 def _read_hf(request: TrunkRequest) -> Tower:
-    library = _library("transformers", "hf")
-    model = _load_model(request, lambda: library.CLIPVisionModel.from_pretrained(request.name))
-    return from_hf(request, model)
+    return _tower(request, libraries.read_hf(request.text, request.name, _OTHERWISE))
 
 
 def from_hf(request: TrunkRequest, model: Any) -> Tower:
-    """A tower from transformers' CLIPVisionModel."""
-    config = model.config
-    acts = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-    if config.hidden_act not in acts:
-        raise TailorError(
-            f"The trunk '{request.text}' has the activation {config.hidden_act}; known: {', '.join(acts)}."
-        )
-    known = {"heads": config.num_attention_heads, "act": acts[config.hidden_act], "eps": config.layer_norm_eps}
-    return tower_from_state(request, model.state_dict(), "clip", **known)
+    """A tower from a ViTModel, Dinov2Model or CLIPVisionModel of transformers."""
+    return _tower(request, libraries.from_hf(request.text, model))
+
+
+def _tower(request: TrunkRequest, found: NamedWeights) -> Tower:
+    return tower_from_state(request, found.state, found.norm, heads=found.heads, act=found.act, eps=found.eps)
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -466,14 +302,14 @@ SOURCES: Registry[TrunkSource] = Registry(
         for source in (
             TrunkSource(
                 "file",
-                "a weight file by the names of timm's ViT, open_clip's image tower or transformers' CLIP vision model",
+                "a weight file by the names of timm's ViT, open_clip's image tower or transformers' CLIP, ViT, DINOv2",
                 _read_file,
                 "FILE.safetensors (or .pt, .pth, .bin)",
                 (".safetensors", ".pt", ".pth", ".bin"),
             ),
             TrunkSource("timm", "a plain VisionTransformer of timm, pretrained", _read_timm, "timm:NAME"),
             TrunkSource("open_clip", "an image tower of open_clip", _read_open_clip, "open_clip:MODEL@PRETRAINED"),
-            TrunkSource("hf", "a CLIPVisionModel of transformers", _read_hf, "hf:NAME"),
+            TrunkSource("hf", "a ViT, DINOv2 or CLIP vision model of transformers", _read_hf, "hf:NAME"),
             TrunkSource("random", "a tower with seeded random weights", _read_random, "random:tiny, random:small"),
         )
     },
