@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -50,13 +51,14 @@ def slimmed(model: PlainTailored, limit: float, blocks: int = 12) -> PlainTailor
     """All blocks, or evenly spaced ones, with the same share of heads and hidden units, the largest weights kept."""
     kept = spaced(len(model.blocks), min(blocks, len(model.blocks)))
     most = max(model.shape["heads"]), max(model.shape["hidden"])
-    shapes = []
+    widths, shapes = [*range(ROUND, most[1], ROUND), most[1]], []
     for heads in range(1, most[0] + 1):
-        fits = [m for m in _widths(most[1]) if size(model, kept, heads, m) <= limit]
+        fits = bisect_right(widths, limit, key=lambda m, h=heads: size(model, kept, h, m))
         if fits:
-            shapes.append((abs(heads / most[0] - fits[-1] / most[1]), heads, fits[-1]))
+            hidden = widths[fits - 1]
+            shapes.append((abs(heads / most[0] - hidden / most[1]), heads, hidden))
     if not shapes:
-        raise _none_fits(f"{len(kept)} blocks of one head", limit, size(model, kept, 1, _widths(most[1])[0]))
+        raise _none_fits(f"{len(kept)} blocks of one head", limit, size(model, kept, 1, widths[0]))
     _, heads, hidden = min(shapes)
     ranked = reordered(model, score(model, [], "magnitude").orders(channels=False))
     return cut(ranked, kept, heads, hidden)
@@ -117,10 +119,6 @@ def _fitting(model: PlainTailored, limit: float) -> int:
     return fits[-1]
 
 
-def _widths(most: int) -> list[int]:
-    return [*range(ROUND, most, ROUND), most]
-
-
 def _none_fits(what: str, limit: float, least: int) -> TailorError:
     return TailorError(f"A network of {what} has {least:,} parameters, more than the limit of {limit:,.0f}.")
 
@@ -162,6 +160,7 @@ def as_timm(model: PlainTailored) -> nn.Module:
     return theirs.to(next(model.parameters()).device).train(model.training)
 
 
+@torch.enable_grad()  # Torch-Pruning finds its way by gradients, whoever calls
 def torch_pruned(
     timm_model: nn.Module,
     example: Tensor,
