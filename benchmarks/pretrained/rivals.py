@@ -10,6 +10,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -53,7 +54,7 @@ def slimmed(model: PlainTailored, limit: float, blocks: int = 12) -> PlainTailor
     most = max(model.shape["heads"]), max(model.shape["hidden"])
     widths, shapes = [*range(ROUND, most[1], ROUND), most[1]], []
     for heads in range(1, most[0] + 1):
-        fits = bisect_right(widths, limit, key=lambda m, h=heads: size(model, kept, h, m))
+        fits = bisect_right(widths, limit, key=partial(size, model, kept, heads))
         if fits:
             hidden = widths[fits - 1]
             shapes.append((abs(heads / most[0] - hidden / most[1]), heads, hidden))
@@ -176,7 +177,7 @@ def torch_pruned(
     """
     if importance not in ("magnitude", "taylor"):
         raise unknown("importance", importance, ("magnitude", "taylor"))
-    whole = copy.deepcopy(timm_model).eval()
+    whole: Any = copy.deepcopy(timm_model).eval()
     for block in whole.blocks:
         block.attn = Attention(block.attn.qkv, block.attn.proj, block.attn.num_heads)
     if importance == "taylor":
@@ -200,11 +201,11 @@ def torch_pruned(
     return best.train(timm_model.training)
 
 
-def _pruned(whole: nn.Module, example: Tensor, ratio: float, importance: str, isomorphic: bool) -> nn.Module:
+def _pruned(whole: Any, example: Tensor, ratio: float, importance: str, isomorphic: bool) -> nn.Module:
     """A copy of the network with this ratio of everything removed; gradients must lie in the given one."""
     import torch_pruning as tp
 
-    model: Any = copy.deepcopy(whole)
+    model = copy.deepcopy(whole)
     for new, old in zip(model.parameters(), whole.parameters(), strict=True):
         new.grad = None if old.grad is None else old.grad.clone()  # a copied parameter has none
     judge = (
@@ -229,4 +230,5 @@ def _pruned(whole: nn.Module, example: Tensor, ratio: float, importance: str, is
         )
         pruner.step()
     model.zero_grad()
+    assert isinstance(model, nn.Module)
     return model

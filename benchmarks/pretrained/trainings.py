@@ -116,7 +116,7 @@ def opened(name: str, weights: Path) -> Pretrained:
 
     from tailorvit.checkpoints.pretrained import from_named
 
-    theirs = timm.create_model(name, num_classes=0)
+    theirs: Any = timm.create_model(name, num_classes=0)
     norm = tuple(theirs.pretrained_cfg["mean"]), tuple(theirs.pretrained_cfg["std"])
     return from_named(f"timm:{name}", load_file(weights), norm, heads=theirs.blocks[0].attn.num_heads)
 
@@ -140,28 +140,27 @@ def whole_network(job: Job, start: Pretrained, data: Data, device: str) -> tuple
     from tailorvit.families.tailored.plain import PlainTailored
 
     high, wide = data.image_size
-    model = start.network((high, wide), len(data.classes), data.channels, job["seed"])
-    assert isinstance(model, PlainTailored)
-    how = {**job, **job["whole"]}
-    parts = (
-        job["model"],
-        job["data"],
-        f"{high}px",
-        f"seed{job['seed']}",
-        *(f"{k}{v}" for k, v in job["whole"].items()),
-    )
-    few = f"-{job['images']}" if job.get("images") else ""
-    path = Path(job["store"]) / f"{'-'.join(parts)}{few}.safetensors"
-    if path.is_file():
-        with safe_open(path, "pt") as file:
-            model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-            return model.to(device), json.loads(file.metadata()["facts"])
-    facts = fitted(model, data, how, "whole", device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}")
-    save_file({k: v.cpu() for k, v in model.state_dict().items()}, beside, {"facts": json.dumps(facts)})
-    beside.replace(path)  # in one step: other processes may be waiting for it
-    return model, facts
+    trained = [f"{name}{value}" for name, value in job["whole"].items()]
+    few = [f"{job['images']}images"] if job.get("images") else []
+    name = "-".join([job["model"], job["data"], f"{high}px", *few, f"seed{job['seed']}", *trained])
+    path = Path(job["store"]) / f"{name}.safetensors"
+
+    def untrained() -> PlainTailored:
+        model = start.network((high, wide), len(data.classes), data.channels, job["seed"])
+        assert isinstance(model, PlainTailored)
+        return model
+
+    if not path.is_file():
+        model = untrained()
+        facts = fitted(model, data, {**job, **job["whole"]}, "whole", device)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}")
+        save_file({k: v.cpu() for k, v in model.state_dict().items()}, beside, {"facts": json.dumps(facts)})
+        beside.replace(path)  # in one step: another process may look for it
+    model = untrained()  # also where it was trained just now: a recorded training may have left its buffers behind
+    with safe_open(path, "pt") as file:
+        model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        return model.to(device).eval(), json.loads(file.metadata()["facts"])
 
 
 def rival(job: Job, whole: PlainTailored, data: Data) -> nn.Module:
