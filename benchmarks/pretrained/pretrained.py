@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.extend(str(place) for place in Path(__file__).resolve().parents[:2])
 from common import fill, markdown, number, spread
+from trainings import key
 
 HERE = Path(__file__).resolve().parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
@@ -30,9 +31,10 @@ WORDS = {
 
 
 def rows() -> list[Row]:
-    """Stored trainings that came to an end."""
+    """Stored trainings that came to an end; of those made again, for test images, the last."""
     lines = [line for path in sorted(RESULTS.glob("*.jsonl")) for line in path.read_text("utf-8").splitlines()]
-    return [row for row in map(json.loads, lines) if "failed" not in row and "images" not in row]
+    found = [row for row in map(json.loads, lines) if "failed" not in row and "images" not in row]
+    return list({key(row): row for row in found}.values())
 
 
 def described(row: Row) -> str:
