@@ -1,0 +1,91 @@
+"""How good a network cut from a pretrained one is, beside other ways to the same size.
+
+python benchmarks/pretrained/pretrained.py    # fills the tables of this folder's page from the stored results
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.extend(str(place) for place in Path(__file__).resolve().parents[:2])
+from common import fill, markdown, number, spread
+from trainings import key
+
+HERE = Path(__file__).resolve().parent
+PAGE, RESULTS = HERE / "README.md", HERE / "results"
+Row = Mapping[str, Any]
+LIMITS = (11e6, 6e6, 3e6)
+WORDS = {
+    "tailored": "TailorViT",
+    "first": "the first blocks",
+    "every_other": "evenly spaced blocks",
+    "slimmed": "uniform slimming by magnitude",
+    "torch_pruned": "Torch-Pruning",
+    "scratch": "the first blocks' shape from scratch",
+}
+
+
+def rows() -> list[Row]:
+    """Stored trainings that came to an end; of those made again, for test images, the last."""
+    lines = [line for path in sorted(RESULTS.glob("*.jsonl")) for line in path.read_text("utf-8").splitlines()]
+    found = [row for row in map(json.loads, lines) if "failed" not in row and "images" not in row]
+    return list({key(row): row for row in found}.values())
+
+
+def described(row: Row) -> str:
+    """A way to a smaller network in words."""
+    words = WORDS[row["network"]]
+    if row["network"] == "slimmed":
+        words += f", {row['blocks']} blocks"
+    if row["network"] == "torch_pruned":
+        words += f", {row['importance']}, {'isomorphic' if row['isomorphic'] else 'uniform'}"
+    return words + (", taught" if row.get("taught") else "")
+
+
+def best(found: Sequence[Row]) -> list[Row]:
+    """The seeds at the learning rate that did best on the search images."""
+    rates: dict[float, list[Row]] = {}
+    for row in found:
+        rates.setdefault(row["lr"], []).append(row)
+    return max(rates.values(), key=lambda own: statistics.fmean(r["search"] for r in own), default=[])
+
+
+def whole() -> str:
+    """The pretrained network fine-tuned whole."""
+    found = [r for r in rows() if r["network"] == "whole"]
+    lines = []
+    for data in dict.fromkeys(r["data"] for r in found):
+        own = best([r for r in found if r["data"] == data])
+        accuracies = (spread((r.get(split) for r in own), 1) for split in ("search", "test"))
+        lines.append([data, number(own[0]["params"]), number(own[0]["macs"] / 1e6), len(own), *accuracies])
+    return markdown(("images", "parameters", "M MACs", "seeds", "search %", "test %"), lines)
+
+
+def rivals() -> str:
+    """Every way at every limit: accuracy on the test images and parameters."""
+    found = [r for r in rows() if r["network"] in WORDS]
+    order = list(WORDS)
+    cases = sorted({(r["data"], order.index(r["network"]), described(r)) for r in found})
+    lines = []
+    for data, _, words in cases:
+        cells = []
+        for limit in LIMITS:
+            own = best([r for r in found if r["data"] == data and described(r) == words and r["limit"] == limit])
+            size = f" ({number(own[0]['params'] / 1e6, 2)}M)" if own else ""
+            cells.append(spread((r.get("test") for r in own), 1) + size)
+        lines.append([data, words, *cells])
+    return markdown(("images", "network", *(f"at most {limit / 1e6:.0f}M" for limit in LIMITS)), lines)
+
+
+def tables() -> dict[str, str]:
+    """The page's tables by name."""
+    return {maker.__name__: maker() for maker in (whole, rivals)}
+
+
+if __name__ == "__main__":
+    fill(PAGE, tables())
