@@ -42,6 +42,7 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     # A baseline from scratch would be no fair comparison with a network that has seen other images before.
     "finetune": {"baseline": False, "final": {"how": "finetune"}},
+    "tailor": {"family": "tailored", "train": {"freeze": "tensor"}, "final": {"how": "finetune"}},
 }
 
 

@@ -38,5 +38,6 @@ METHODS: Registry[Method] = Registry(
         "tf-tas": "tailorvit.methods.untrained:METHOD",
         "fixed": "tailorvit.methods.fixed:METHOD",
         "finetune": "tailorvit.methods.finetune:METHOD",
+        "tailor": "tailorvit.methods.tailor:METHOD",
     },
 )

@@ -34,6 +34,7 @@ from tailorvit.train import accuracy
 if TYPE_CHECKING:
     from tailorvit.config import Config
     from tailorvit.methods.session import Session
+    from tailorvit.methods.tailor import PretrainedStart
 
 COPY = "start"  # folder in the run that holds the starting network; a resumed run needs no other
 
@@ -193,8 +194,12 @@ class StartingNetwork:
         data.mean, data.std = mean, std
 
 
-def read_start(config: Config, run: Path | None = None) -> StartingNetwork | None:
-    """The starting network of method finetune: the run's own copy where there is one; None for other methods."""
+def read_start(config: Config, run: Path | None = None) -> StartingNetwork | PretrainedStart | None:
+    """The start of methods finetune and tailor: the run's own copy where there is one; None for other methods."""
+    if config.method == "tailor":
+        from tailorvit.methods.tailor import read_pretrained
+
+        return read_pretrained(config, run)
     if config.method != "finetune":
         return None
     if not config.start.network:
@@ -209,7 +214,7 @@ def read_start(config: Config, run: Path | None = None) -> StartingNetwork | Non
     return start
 
 
-def copy_start(start: StartingNetwork | None, config: Config, run: Run) -> None:
+def copy_start(start: StartingNetwork | PretrainedStart | None, config: Config, run: Run) -> None:
     """Copy the starting network into the run, once; refuse another one than the run began with."""
     if start is None:
         return
@@ -220,6 +225,10 @@ def copy_start(start: StartingNetwork | None, config: Config, run: Run) -> None:
             f"not {str(begun)[:12]})."
         )
     place = run.folder / COPY
+    if not isinstance(start, StartingNetwork):
+        if not start.pretrained.kept_in(place):
+            start.pretrained.save(place)
+        return
     if (place / "network.json").is_file():
         return
     files = _files(network_folder(Path(config.start.network).expanduser()))
@@ -264,7 +273,7 @@ def finetune(session: Session) -> dict[str, Any]:
     from tailorvit.methods.finish import finish
 
     start = session.plan.start
-    assert start is not None  # the run was prepared with it
+    assert isinstance(start, StartingNetwork)  # the run was prepared with it
     settings, (arch, _) = session.config.final.train, start.target(session.data)
     same = start.same_classes(session.data)
     session.log_once("start", _opening(session, start, same))

@@ -19,11 +19,11 @@ from tailorvit.errors import TailorError
 from tailorvit.export import Card, save_network
 from tailorvit.methods.choice import Contender, choose
 from tailorvit.methods.first_space import baseline_arch
-from tailorvit.methods.peers import peer_facts, train_peers
+from tailorvit.methods.peers import Peer, peer_facts, train_peers
 from tailorvit.methods.session import Session, Supernet
 from tailorvit.search import Trial, merit
 from tailorvit.search.pareto import non_dominated
-from tailorvit.train import TrainSettings, hits
+from tailorvit.train import Teacher, TrainSettings, hits
 from tailorvit.train.statistics import measured, shared_statistics
 
 __all__ = ["FinalSettings", "Finished", "baseline_arch", "baseline_training", "finish"]
@@ -79,17 +79,20 @@ def finish(
     *,
     given: bool = False,
     others: Sequence[Finished] = (),
+    teacher: Teacher | None = None,
+    beside: Sequence[Peer] = (),
 ) -> dict[str, Any]:
     """Finish the best architectures, choose by the search split, then open the test split for the final figures.
 
     The baseline competes, except with an architecture that was ``given``. ``start`` is the network whose weights the
-    last training began with, where there is no supernet. ``others`` are trained already and compete.
+    last training began with, where there is no supernet. ``others`` are trained already and compete; those ``beside``
+    are shown only. A ``teacher`` helps in the last training, and then its first blocks stand for the baseline.
     Returns the facts of result.json.
     """
-    found = [*_finish_best(session, trials, supernet, start), *others]
-    baseline = _train_baseline(session, supernet)
+    found = [*_finish_best(session, trials, supernet, start, teacher), *others]
+    baseline = _train_baseline(session, supernet) if teacher is None else None
     finished = found if given or baseline is None else [*found, baseline]
-    peers = train_peers(session, baseline_training(session, supernet))
+    peers = [*beside, *train_peers(session, baseline_training(session, supernet))]
     choice = _choose(session, finished)
     chosen = next(f for f in finished if f.name == choice["chosen"])
     _open_test_split(session)
@@ -189,24 +192,30 @@ def _finish_best(
     trials: Sequence[Trial],
     supernet: Supernet | None,
     start: nn.Module | None,
+    teacher: Teacher | None,
 ) -> list[Finished]:
     """The best candidates with their final weights."""
     best, finished = best_candidates(session, trials, by_images=supernet is not None), []
     for i, trial in enumerate(best):
         stage, name = (f"final-{i}", f"found {i + 1}") if len(best) > 1 else ("final", "found")
-        model = _final_network(session, trial.arch, supernet, stage, start)
+        model = final_network(session, trial.arch, supernet, stage, start, teacher)
         correct = hits(model, session.search_batches(), session.device)
         finished.append(Finished(name, trial.arch, trial, model, correct, session.config.final.train.augment))
     return finished
 
 
-def _final_network(
-    session: Session, arch: Arch, supernet: Supernet | None, stage: str, start: nn.Module | None
+def final_network(
+    session: Session,
+    arch: Arch,
+    supernet: Supernet | None,
+    stage: str,
+    start: nn.Module | None,
+    teacher: Teacher | None = None,
 ) -> nn.Module:
     """Inherit, fine-tune or retrain; without a supernet there is nothing to inherit."""
     how, settings = session.config.final.how, session.config.final.train
     if supernet is None or how == "retrain":
-        return session.plain(arch, settings, stage, start)
+        return session.plain(arch, settings, stage, start, teacher)
     inherited = session.family.extract(supernet.model(), arch)
     if how == "inherit":
         if shared_statistics(supernet.model()):
@@ -216,7 +225,7 @@ def _final_network(
     # Built anew, for the drop path of the last training: an extracted network has the supernet's.
     tuned = session.build(arch, settings.drop_path)
     tuned.load_state_dict(inherited.state_dict())
-    return session.plain(arch, settings, stage, tuned)
+    return session.plain(arch, settings, stage, tuned, teacher)
 
 
 def _train_baseline(session: Session, supernet: Supernet | None) -> Finished | None:

@@ -26,6 +26,7 @@ from tailorvit.methods.peers import check_peers
 from tailorvit.methods.released import space_of_released
 from tailorvit.methods.schedule import DEFAULTS as DEFAULT_SECONDS
 from tailorvit.methods.session import Plan
+from tailorvit.methods.tailor import PretrainedStart
 from tailorvit.methods.trunk import tower_of, trunk_data
 from tailorvit.search import SEARCHERS
 from tailorvit.space import Space
@@ -34,12 +35,13 @@ from tailorvit.train.settings import TrainSettings
 if TYPE_CHECKING:
     from tailorvit.config import Config
 
+Start = StartingNetwork | PretrainedStart
 SMALL_STEP = (
     2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
 )
 
 
-def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: StartingNetwork | None = None) -> Plan:
+def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: Start | None = None) -> Plan:
     """Check names, device, data, space and limits, and resolve them. A resumed run brings its stored splits."""
     METHODS[config.method]
     if config.family != AUTO:
@@ -48,7 +50,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     device = usable_device(config.device)
     start = start or read_start(config)
     data, pixels = _read_data(config, saved_splits, start, device)
-    config = _with_device_settings(_with_default_limit(config, data), data, device)
+    config = _with_device_settings(_with_default_limit(config, data, start), data, device)
     for training in (config.train, config.final.train):
         data.augment(training.augment)  # an unknown preset is found here
     check_peers(config.peers, data)
@@ -132,33 +134,49 @@ def usable_device(name: str) -> str:
 
 
 def _read_data(
-    config: Config, saved_splits: dict[str, Any] | None, start: StartingNetwork | None, device: str
+    config: Config, saved_splits: dict[str, Any] | None, start: Start | None, device: str
 ) -> tuple[Data, tuple[int, int]]:
     """The data, with a trunk's features in place of images where the recipe has a trunk; and the image size."""
-    tower = tower_of(config)
-    usual = start.size if start is not None else tower.default_size if tower is not None else None
+    tower, pretrained = tower_of(config), start if isinstance(start, PretrainedStart) else None
+    tuned = start if isinstance(start, StartingNetwork) else None
+    usual = tuned.size if tuned is not None else tower.default_size if tower is not None else None
     wanted = image_size_for(config)
-    data = open_data(
-        config.data.source,
-        seed=config.seed,
-        image_size=usual if wanted is None else wanted,
-        search_share=config.data.search_share,
-        test_share=config.data.test_share,
-        saved=saved_splits,
-        cache_bytes=config.data.cache,
-        limit=config.data.limit,
-        earlier=None if start is None else earlier_splits(config),
-    )
+
+    def opened(size: int | tuple[int, int] | None) -> Data:
+        return open_data(
+            config.data.source,
+            seed=config.seed,
+            image_size=size,
+            search_share=config.data.search_share,
+            test_share=config.data.test_share,
+            saved=saved_splits,
+            cache_bytes=config.data.cache,
+            limit=config.data.limit,
+            earlier=None if tuned is None else earlier_splits(config),
+        )
+
+    if pretrained is not None and wanted is None:
+        high, wide = opened(None).image_size
+        usual = pretrained.fitting_size((high, wide))
+    data = opened(usual if wanted is None else wanted)
+    if pretrained is not None:
+        pretrained.require_size((data.image_size[0], data.image_size[1]))
     high, wide = data.image_size
     return trunk_data(config, tower, data, device), (high, wide)
 
 
-def _with_default_limit(config: Config, data: Data) -> Config:
+def _with_default_limit(config: Config, data: Data, start: Start | None = None) -> Config:
     """An upper limit on parameters by the number of images, where an auto space would have none that is counted.
 
-    Memory and latency are bounds too, but what they leave room for may be far more than the images can train.
+    Memory and latency are bounds too, but what they leave room for may be far more than the images can train. A
+    pretrained network without any limit is cut to half its size.
     """
     limits = config.budget()
+    if isinstance(start, PretrainedStart):
+        if any(high for _, _, high in limits):
+            return config
+        half = sum(tensor.numel() for tensor in start.pretrained.state.values()) // 2
+        return replace(config, limits={**config.limits, "max_params": half})
     if not _searches(config) or config.space != "auto" or any(high for m, _, high in limits if m in COUNTED):
         return config
     floor = next((low for metric, low, _ in limits if metric == "params" and low), 0.0)
@@ -166,7 +184,7 @@ def _with_default_limit(config: Config, data: Data) -> Config:
     return replace(config, limits={**config.limits, "max_params": highest})
 
 
-def _first_space(config: Config, data: Data, start: StartingNetwork | None, device: str) -> tuple[Space, Arch | None]:
+def _first_space(config: Config, data: Data, start: Start | None, device: str) -> tuple[Space, Arch | None]:
     """The first space, and the only architecture of a fine-tuning."""
     limits = config.budget()
     if config.method == "fixed":
@@ -175,6 +193,8 @@ def _first_space(config: Config, data: Data, start: StartingNetwork | None, devi
         return with_settings(base, **data_settings(base if settings else None, data, limits, arch.family)), None
     if start is not None:
         start.normalise(data)
+        if isinstance(start, PretrainedStart):
+            return start.space(data), None
         arch, space = start.space(data)
         return space, arch
     return initial_space(config, data, limits, device), None

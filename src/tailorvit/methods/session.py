@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tailorvit.config import Config
     from tailorvit.methods.contest import Entry
     from tailorvit.methods.finetune import StartingNetwork
+    from tailorvit.methods.tailor import PretrainedStart
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 KEPT_BYTES = 1 << 30  # a split up to this size stays in memory as floats
@@ -56,7 +57,7 @@ class Plan:
     space: Space
     limits: Limits
     device: str
-    start: StartingNetwork | None = None  # of method finetune
+    start: StartingNetwork | PretrainedStart | None = None  # of methods finetune and tailor
     entries: tuple[Entry, ...] = ()  # who takes part in a contest
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tailorvit import units
+from tailorvit.errors import TailorError
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,11 @@ class TailorSettings:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
     front: list[str | int] = field(default_factory=list)  # sizes such as "2M": one network is delivered for each
+    epochs: int = 25  # of the whole network's fine-tuning, before anything is cut
+    lr: float = 1e-4  # in it
 
     def __post_init__(self) -> None:
+        if self.epochs < 1 or not 0 < self.lr < 1:
+            raise TailorError(f"tailor.epochs and tailor.lr must be above 0, not {self.epochs} and {self.lr}.")
         for size in self.front:
             units.parse(size, "params")

@@ -1,0 +1,321 @@
+"""What each part of tailoring is worth: orders before training, cuts and teachers after it, and whole runs.
+
+python benchmarks/pretrained/study.py SET --data flowers=FOLDER@98#40 --weights FILE --out rows.jsonl [--seeds 11]
+
+Sets: ``kept`` (what an order keeps before any training), ``cuts`` (one cut network, each row with one thing changed),
+``runs`` (tailorvit run, with the rivals it trains itself), ``tau`` (members trained to the end beside what they had in
+the supernet). Figures are of the search images; --test adds the test images. Rows that are there are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parent))
+from trainings import Job, images, opened, plain_batches, said, whole_network
+
+WHOLE = {"epochs": 25, "lr": 1e-4, "augment": "mild"}
+SHAPES = {  # blocks, channels, heads, hidden units of a ViT-S
+    "6M deep": (12, 288, 3, 448),
+    "6M middle": (8, 288, 4, 744),
+    "6M shallow": (6, 336, 5, 768),
+    "3M deep": (12, 192, 2, 352),
+    "3M middle": (8, 192, 3, 512),
+    "3M shallow": (6, 240, 3, 568),
+}
+BASE = {"lr": 5e-4, "share": 0.5, "features": 2.0, "augment": "mild", "order": "ours"}
+CHANGES: tuple[Job, ...] = (
+    {},
+    {"lr": 2e-4},
+    {"lr": 1e-3},
+    {"features": 0.0},
+    {"features": 0.5},
+    {"features": 8.0},
+    {"share": 0.0},
+    {"share": 0.0, "features": 0.0},
+    {"share": 0.9},
+    {"augment": "light"},
+    {"augment": "medium"},
+    {"order": "taylor"},
+    {"order": "magnitude"},
+)
+KEPT = (0.75, 0.5, 0.25)
+
+
+def jobs(which: str, base: Job) -> list[Job]:
+    """The work of a set."""
+    if which == "kept":
+        return [{**base, "set": which, "order": order} for order in ("ours", "taylor", "activation", "magnitude")]
+    if which == "cuts":
+        shaped = [{"shape": shape} for shape in SHAPES]
+        changed = [{"shape": shape, **c} for shape in ("6M deep", "3M deep") for c in CHANGES]
+        rows = [{**base, "set": which, **BASE, **row} for row in [*shaped, *changed]]
+        return list({json.dumps(row, sort_keys=True): row for row in rows}.values())
+    return [{**base, "set": which}]
+
+
+# -- orders -----------------------------------------------------------------------------------------------------------
+
+
+def in_order(whole: Any, batches: Any, order: str) -> tuple[Any, list[int]]:
+    """The whole network with its parts in an order, and its blocks, the most important first."""
+    from tailorvit.families.tailored.order import reordered
+    from tailorvit.methods.importance import block_order, importance
+    from tailorvit.methods.tailor import ordered
+
+    if order == "ours":
+        return ordered(whole, batches)
+    blocks = list(range(len(whole.blocks))) if order == "magnitude" else block_order(whole, batches)
+    return reordered(whole, importance(whole, batches, order).orders()), blocks
+
+
+def member(network: Any, blocks: list[int], depth: int, embed: int, heads: int, hidden: int) -> Any:
+    """The plain network of one shape."""
+    from tailorvit.families.tailored.elastic import ElasticTailored, extract
+    from tailorvit.families.tailored.spaces import tailored_arch
+    from tailorvit.methods.tailor import fill, tailored_space, whole_blocks
+
+    space = tailored_space(whole_blocks(network, len(network.blocks)), network.shared.to_dict())
+    supernet = ElasticTailored(space.with_settings(order=tuple(blocks)))
+    fill(supernet, network)
+    return extract(supernet, tailored_arch({"depth": depth, "embed": embed, "heads": heads, "hidden": hidden}))
+
+
+# -- sets -------------------------------------------------------------------------------------------------------------
+
+
+def kept(job: Job, data: Any, whole: Any, device: str) -> dict[str, Any]:
+    """Accuracy with a share of one kind of part, before any training."""
+    from tailorvit.train import accuracy
+
+    network, blocks = in_order(whole, plain_batches(data, job["seed"], next(whole.parameters()).device), job["order"])
+    shape = network.shape
+    full = {
+        "depth": len(network.blocks),
+        "embed": int(shape["embed"]),
+        "heads": max(shape["heads"]),
+        "hidden": max(shape["hidden"]),
+    }
+    found = {}
+    for gene, most in full.items():
+        for share in KEPT:
+            cut = member(network, blocks, **{**full, gene: max(1, round(share * most))}).to(device)
+            found[f"{gene} {share}"] = accuracy(cut, data.eval_batches("search", 256, device), device)
+    return {"kept": found, "whole": accuracy(whole, data.eval_batches("search", 256, device), device)}
+
+
+def cuts(job: Job, data: Any, whole: Any, device: str) -> dict[str, Any]:
+    """One cut network, trained."""
+    from tailorvit.rng import derive
+    from tailorvit.train import Fixed, Sink, Teacher, TrainSettings, hits, train
+
+    network, blocks = in_order(whole, plain_batches(data, job["seed"], next(whole.parameters()).device), job["order"])
+    model = member(network, blocks, *SHAPES[job["shape"]]).to(device)
+    before = 100 * float(hits(model, data.eval_batches("search", 256, device), device).mean())
+    settings = TrainSettings(
+        epochs=job["epochs"],
+        batch=128,
+        lr=job["lr"],
+        min_lr=job["lr"] / 100,
+        warmup=2,
+        precision="bf16" if device == "cuda" else "fp32",
+        augment=job["augment"],
+    )
+    stream = derive(job["seed"], "cut", "data") % 2**31
+    batches = data.train_batches(128, stream, data.augment(job["augment"]), device)
+    taught = job["share"] or job["features"]
+    teacher = Teacher(network.to(device).eval(), job["share"], job["features"]) if taught else None
+    begin = time.monotonic()
+    train(model, batches, Fixed(), settings, 7, Sink(), None, device, teacher=teacher)
+    return {
+        "params": sum(p.numel() for p in model.parameters()),
+        "untrained": before,
+        "search": 100 * float(hits(model, data.eval_batches("search", 256, device), device).mean()),
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+
+
+def runs(job: Job) -> dict[str, Any]:
+    """A whole run of the command, with other constants where the job names them."""
+    import tailorvit
+    from tailorvit.methods import tailor
+
+    for name, value in job.get("constants", {}).items():
+        setattr(tailor, name, value)
+    folder = Path(tempfile.mkdtemp())
+    begin = time.monotonic()
+    result = tailorvit.run(
+        data=job["source"],
+        image_size=job["image_size"],
+        start=f"timm:{job['model']}",
+        weights=job["weights"],
+        front=job["front"],
+        max_params=job["limit"],
+        seed=job["seed"],
+        settings={"train.batch": 128, "analysis.images": 0, "analysis.mistakes": 0, **job.get("settings", {})},
+        out=folder / "run",
+        progress="quiet",
+    )
+    wall = time.monotonic() - begin
+    wanted = ("arch", "params", "macs", "final_search_accuracy", "test_accuracy", "candidates", "peers", "whole")
+    facts = {k: result[k] for k in (*wanted, "sizes", "seconds", "why")}
+    if not job.get("test"):
+        _without_test(facts)
+    shutil.rmtree(folder)
+    return {**facts, "wall": round(wall, 1)}
+
+
+def _without_test(facts: Any) -> None:
+    """Choices are made without the test images, so their figures are not even written."""
+    if isinstance(facts, dict):
+        for name in [n for n in facts if n in ("test_accuracy", "gap")]:
+            del facts[name]
+    for value in facts.values() if isinstance(facts, dict) else facts if isinstance(facts, list) else ():
+        _without_test(value)
+
+
+def tau(job: Job) -> dict[str, Any]:
+    """Members of one supernet, each trained to the end, beside what they had before."""
+    import numpy as np
+
+    from tailorvit.methods import tailor
+
+    found: list[dict[str, float]] = []
+    original = tailor._of_size
+
+    def several(session: Any, supernet: Any, size: float, teacher: Any) -> Any:
+        from tailorvit.methods.finish import final_network
+
+        rng, meter = np.random.default_rng(job["seed"]), session.meter
+        drawn: dict[Any, None] = {}
+        while len(drawn) < job["members"]:
+            arch = session.space.sample(rng)
+            if tailor.WINDOW * size <= meter.counter.params(arch) <= size:
+                drawn[arch] = None
+        for i, arch in enumerate(drawn):
+            inherited = supernet.score("search", [tailor.Candidate(arch, "tau")])[0].accuracy
+            model = final_network(session, arch, supernet, f"final-tau{i}", None, teacher)
+            row = {"inherited": inherited, "trained": session.search_accuracy(model)}
+            found.append({**row, "params": meter.counter.params(arch)})
+        return original(session, supernet, size, teacher)
+
+    tailor._of_size = several
+    runs({**job, "front": [job["size"]]})
+    return {"members_found": found}
+
+
+WORK = {"kept": kept, "cuts": cuts}
+
+
+def work(job: Job) -> dict[str, Any]:
+    """One row."""
+    import torch
+
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if job["set"] == "runs":
+        return {**said(job), **runs(job)}
+    if job["set"] == "tau":
+        return {**said(job), **tau(job)}
+    start = opened(job["model"], Path(job["weights"]))
+    data = images(job, start)
+    whole, _ = whole_network(job, start, data, device)
+    return {**said(job), **WORK[job["set"]](job, data, whole, device)}
+
+
+def tried(job: Job) -> dict[str, Any]:
+    """One row, or why there is none."""
+    try:
+        return work(job)
+    except Exception as error:
+        return {**said(job), "failed": f"{type(error).__name__}: {error}"[:400]}
+
+
+def key(row: Job) -> str:
+    """Which job a row is of."""
+    names = (
+        "set",
+        "data",
+        "seed",
+        "epochs",
+        "shape",
+        "order",
+        *BASE,
+        "settings",
+        "constants",
+        "limit",
+        "front",
+        "size",
+    )
+    return json.dumps({k: row[k] for k in names if row.get(k) is not None}, sort_keys=True)
+
+
+def main() -> None:
+    """All jobs of a set, several at a time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", help="kept, cuts, runs, tau; several with commas")
+    parser.add_argument("--data", action="append", required=True, help="NAME=SOURCE[@PIXELS][#EPOCHS]")
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--model", default="vit_small_patch14_dinov2")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--store", type=Path, default=None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11])
+    parser.add_argument("--limit", default="11M")
+    parser.add_argument("--front", default="6M,3M")
+    parser.add_argument("--options", action="append", default=[], help="JSON with settings and constants of a run")
+    parser.add_argument("--test", action="store_true")
+    parser.add_argument("--processes", type=int, default=6)
+    chosen = parser.parse_args()
+    todo: list[Job] = []
+    for text in chosen.data:
+        name, _, rest = text.partition("=")
+        rest, _, epochs = rest.partition("#")
+        source, _, pixels = rest.partition("@")
+        for seed in chosen.seeds:
+            base: Job = {
+                "data": name,
+                "source": source,
+                "image_size": int(pixels or 98),
+                "model": chosen.model,
+                "weights": str(chosen.weights),
+                "store": str(chosen.store or chosen.out.with_suffix("")),
+                "epochs": int(epochs or 40),
+                "batch": 128,
+                "seed": seed,
+                "whole": WHOLE,
+                **({"test": True} if chosen.test else {}),
+            }
+            for which in chosen.sets.split(","):
+                if which in ("runs", "tau"):
+                    for options in map(json.loads, chosen.options or ["{}"]):
+                        own = {"limit": chosen.limit, "front": chosen.front, **options}
+                        todo.append(
+                            {**base, "set": which, **({"size": 6e6, "members": 12} if which == "tau" else {}), **own}
+                        )
+                else:
+                    todo += jobs(which, base)
+    lines = chosen.out.read_text(encoding="utf-8").splitlines() if chosen.out.is_file() else []
+    there = {key(row) for row in map(json.loads, lines) if "failed" not in row}
+    todo = [job for job in todo if key(job) not in there]
+    print(f"{len(todo)} to do", flush=True)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(max(1, min(chosen.processes, len(todo))), maxtasksperchild=1) as pool:
+        for row in pool.imap_unordered(tried, todo):
+            print(json.dumps(row)[:300], flush=True)
+            with open(chosen.out, "a", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,438 @@
+"""Tailor a pretrained network: fine-tune it whole, order its parts, search what to keep, and teach what is left.
+
+The whole network is tuned to the images and becomes the teacher. Its heads and hidden units are put in the order of
+their importance, its stream is turned to its principal components and its blocks are ranked, so that every prefix
+keeps what matters. The network so ordered is the largest member of a supernet. Members near the limits are trained
+with the teacher's help, the best is searched among them and trained to the end, again with the teacher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tailorvit import units
+from tailorvit.arch import Arch
+from tailorvit.checkpoints.pretrained import Pretrained
+from tailorvit.checkpoints.starts import open_pretrained
+from tailorvit.costs.limits import Limits, Metric
+from tailorvit.costs.meter import Meter
+from tailorvit.data import Data
+from tailorvit.errors import InfeasibleError, TailorError
+from tailorvit.export import Card, save_network
+from tailorvit.families.tailored.elastic import build
+from tailorvit.families.tailored.order import principal_basis, reordered, rotated
+from tailorvit.families.tailored.plain import PlainTailored
+from tailorvit.families.tailored.spaces import cut_space, tailored_arch
+from tailorvit.methods import Method
+from tailorvit.methods.importance import block_order, importance
+from tailorvit.methods.peers import Peer
+from tailorvit.methods.session import Session, SpaceRecord, Supernet
+from tailorvit.rng import generator, seed_everything
+from tailorvit.search import Candidate, Trial, merit
+from tailorvit.space import Space
+from tailorvit.train import Fixed, Teacher, TrainSettings, hits
+
+if TYPE_CHECKING:
+    from tailorvit.config import Config
+    from tailorvit.families.network import Sides
+    from tailorvit.methods.finish import Finished
+
+COPY = "start"  # in the run folder: the pretrained network, so that a run resumes without a download
+ORDER_IMAGES, ORDER_BATCH = 512, 64  # training images on which parts are ranked
+SHARE, FEATURES = 0.5, 2.0  # of the teacher's outputs in the target; weight of its tokens
+MEMBERS = 2  # members of the supernet that a step trains
+WINDOW = 0.6  # members between this share of a limit and the limit are trained
+TRIES = 400  # draws for a member within a window, of which some ten per cent are
+LATER = 1.2  # a latency limit in MACs, widened: time does not follow MACs closely
+
+
+# -- the start --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PretrainedStart:
+    """The pretrained network of a run, and what it becomes for the run's images."""
+
+    pretrained: Pretrained
+
+    @cached_property
+    def checksum(self) -> str:
+        """Of its weights."""
+        digest = hashlib.sha256(repr(self.pretrained.settings).encode())
+        for name, tensor in sorted(self.pretrained.state.items()):
+            digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def fitting_size(self, sides: Sides) -> Sides:
+        """The nearest image size of whole patches, and no larger than it was trained for."""
+        patch, most = self.pretrained.settings.patch, self.pretrained.settings.image_size
+        positions = self.pretrained.settings.positions
+
+        def fit(side: int, limit: int) -> int:
+            patches = max(1, round(side / patch))
+            return patch * (min(patches, limit // patch) if positions else patches)
+
+        return fit(sides[0], most[0]), fit(sides[1], most[1])
+
+    def require_size(self, sides: Sides) -> None:
+        """Refuse images that are not whole patches, with the nearest size that is."""
+        patch = self.pretrained.settings.patch
+        if any(side % patch for side in sides):
+            near = "x".join(str(side) for side in dict.fromkeys(max(patch, round(s / patch) * patch) for s in sides))
+            shown = "x".join(map(str, sides))
+            raise TailorError(
+                f"'{self.pretrained.source}' reads patches of {patch} px, and {shown} px are no whole number of them: "
+                f"use --image-size {near}."
+            )
+
+    def normalise(self, data: Data) -> None:
+        """Normalise images as the network has always seen them."""
+        mean, std = self.pretrained.mean, self.pretrained.std
+        if len(mean) != data.channels:  # grey to colour or back, as the filters are
+            mean, std = (
+                (sum(values) / len(values),) if data.channels == 1 else values * data.channels for values in (mean, std)
+            )
+        data.mean, data.std = tuple(mean), tuple(std)
+
+    def space(self, data: Data) -> Space:
+        """What can be kept of it, with the settings that the network has once it is ordered."""
+        settings = {
+            **self.pretrained.settings.to_dict(),
+            "image_size": tuple(data.image_size),
+            "channels": data.channels,
+            "classes": len(data.classes),
+        }
+        if not self.pretrained.settings.pre_norm:  # turned to its principal components
+            width = self.pretrained.settings.width or int(self.pretrained.arch.one("embed"))
+            biased = self.pretrained.settings.qkv_bias or self.pretrained.settings.norm == "layer"
+            settings |= {"norm": "rms", "width": width, "qkv_bias": biased}
+        return tailored_space(self.pretrained.arch, settings)
+
+    def network(self, data: Data, seed: int, drop_path: float = 0.0) -> PlainTailored:
+        """The whole network for the run's images and classes, with a new head."""
+        high, wide = data.image_size
+        made = self.pretrained.network((high, wide), len(data.classes), data.channels, seed, drop_path)
+        assert isinstance(made, PlainTailored)
+        return made
+
+
+def tailored_space(arch: Arch, settings: Mapping[str, Any]) -> Space:
+    """Every block may go but a quarter of them; heads one by one; widths in steps of an eighth."""
+    depth, embed = int(arch.one("depth")), int(arch.one("embed"))
+    heads, hidden = (int(max(arch.many(gene))) for gene in ("heads", "hidden"))
+
+    def steps(whole: int, least: int) -> list[int]:
+        eighth = max(1, whole // 8)
+        return sorted({whole - i * eighth for i in range(8 - least + 1)})
+
+    depths = range(max(1, depth // 4), depth + 1)
+    return cut_space(depths, steps(hidden, 1), range(1, heads + 1), steps(embed, 3), **settings)
+
+
+def read_pretrained(config: Config, run: Path | None = None) -> PretrainedStart:
+    """The start of method tailor: the run's own copy where there is one."""
+    if run is not None and Pretrained.kept_in(run / COPY):
+        return PretrainedStart(Pretrained.load(run / COPY))
+    if not config.start.network:
+        raise TailorError("Method 'tailor' needs a pretrained network: --from timm:NAME, hf:NAME, open_clip:NAME/TAG.")
+    return PretrainedStart(open_pretrained(config.start.network, config.start.weights or None))
+
+
+# -- the ordered network ----------------------------------------------------------------------------------------------
+
+
+def ordered(whole: PlainTailored, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[PlainTailored, list[int]]:
+    """The same function with its parts in the order of their importance, and its blocks, the most important first.
+
+    Heads and hidden units by Taylor's criterion, the stream by its principal components where the network allows it.
+    """
+    blocks = block_order(whole, batches)
+    turned = whole.shared.pre_norm is False
+    model = whole
+    if turned:
+        basis, _ = principal_basis(whole, [x for x, _ in batches])
+        model = rotated(whole, basis)
+    return reordered(model, importance(model, batches, "taylor").orders(channels=not turned)), blocks
+
+
+@torch.no_grad()
+def fill(supernet: nn.Module, network: PlainTailored) -> None:
+    """Put the ordered network into a supernet as its largest member."""
+    state = network.state_dict()
+    for name, parameter in supernet.named_parameters():
+        parameter.copy_(state[name].view(parameter.shape))
+
+
+def first_blocks(network: PlainTailored, depth: int, drop_path: float = 0.0) -> PlainTailored:
+    """Its first blocks with the head behind them: what people do by hand."""
+    arch = whole_blocks(network, depth)
+    made = build(network.shared, arch, drop_path)
+    wanted = made.state_dict()
+    made.load_state_dict({k: v for k, v in network.state_dict().items() if k in wanted})
+    return made
+
+
+def whole_blocks(network: PlainTailored, depth: int) -> Arch:
+    """The architecture of so many of its blocks."""
+    shape = network.shape
+    return tailored_arch(
+        {"embed": shape["embed"], "heads": shape["heads"][:depth], "hidden": shape["hidden"][:depth], "depth": depth}
+    )
+
+
+# -- the supernet -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class NearLimits:
+    """Training rule: random members that lie a little under a limit; with several limits each in turn."""
+
+    space: Space
+    meter: Meter
+    tops: tuple[tuple[Metric, float], ...]  # a counted cost and its limit
+    members: int = MEMBERS
+
+    def archs_at(self, seed: int, step: int) -> tuple[Arch, ...]:
+        """As many as a step trains."""
+        rng = generator(seed, "rule", step)
+        return tuple(
+            self._draw(rng, *self.tops[(step * self.members + i) % len(self.tops)]) for i in range(self.members)
+        )
+
+    def _draw(self, rng: Any, metric: Metric, top: float) -> Arch:
+        nearest, gap = self.space.smallest(), math.inf
+        for _ in range(TRIES):
+            arch = self.space.sample(rng)
+            cost = self.meter.cost(metric, arch)
+            if WINDOW * top <= cost <= top:
+                return arch
+            if abs(cost - top) < gap:
+                nearest, gap = arch, abs(cost - top)
+        return nearest
+
+
+def counted_top(meter: Meter, space: Space) -> tuple[Metric, float]:
+    """The upper limit that members are drawn by: of a counted cost, or a measured one turned into MACs."""
+    for metric, _, high in meter.limits.counted():
+        if high is not None:
+            return metric, high
+    largest = space.largest()
+    macs = meter.cost("macs", largest)
+    shares = [high / meter.cost(metric, largest) for metric, _, high in meter.limits if high is not None]
+    return "macs", macs * min([1.0, *(LATER * share for share in shares)])
+
+
+class TailoredSupernet(Supernet):
+    """The supernet of an ordered network, trained near the limits with the teacher's help."""
+
+    def __init__(self, session: Session, network: PlainTailored, rule: NearLimits, teacher: Teacher) -> None:
+        super().__init__(session, session.space, "supernet-0", None, teacher)
+        self.network, self.rule = network, rule
+
+    def _train(self) -> nn.Module:
+        session, settings = self.session, self.settings
+        model = session.family.supernet(self.space, settings.drop_path)
+        fill(model, self.network)
+        evaluator = self._evaluate(model)
+        watched = {"largest": self.space.largest(), "drawn": self.rule.archs_at(session.seed, 0)[0]}
+
+        def accuracies() -> dict[str, float]:
+            evaluator.known.clear()
+            return dict(zip(watched, evaluator(list(watched.values())), strict=True))
+
+        return session.fit(model, self.rule, settings, self.stage, accuracies, teacher=self.teacher)
+
+
+# -- the method -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """The whole network after its fine-tuning, and the same ordered: the teacher."""
+
+    tuned: PlainTailored
+    network: PlainTailored
+    blocks: tuple[int, ...]
+    facts: Mapping[str, Any]
+
+
+def tailor(session: Session) -> dict[str, Any]:
+    """Fine-tune the whole, order it, train the supernet, search, and train what was found, for every limit."""
+    from tailorvit.methods.finish import baseline_training, finish
+
+    whole = _whole(session)
+    session = session.for_space(session.space.with_settings(order=whole.blocks))
+    SpaceRecord(session).space_reached(0, session.space)
+    teacher = Teacher(whole.network, SHARE, FEATURES)
+    sizes = front_sizes(session)
+    tops = (counted_top(session.meter, session.space), *(("params", size) for size in sizes))
+    rule = NearLimits(session.space, session.meter, tuple(dict.fromkeys(tops)))
+    supernet = TailoredSupernet(session, whole.network, rule, teacher)
+    supernet.model()  # trained here, so that its time does not count as the search's
+    trials = session.search(session.space, lambda found, n: supernet.score("search", found, n))
+    beside = [_whole_peer(session, whole)]
+    rivals = _first_blocks(session, whole, baseline_training(session, supernet), teacher)
+    front = [_of_size(session, supernet, size, teacher) for size in sizes]
+    result = finish(session, trials, supernet, others=rivals, teacher=teacher, beside=beside)
+    return {
+        **result,
+        "final": "finetune",
+        "whole": dict(whole.facts),
+        "sizes": [_sized_facts(session, f) for f in front],
+    }
+
+
+def _whole(session: Session) -> Whole:
+    """The whole network, fine-tuned; then the same ordered. Both are stages of the run."""
+    start, config = session.plan.start, session.config
+    assert isinstance(start, PretrainedStart)  # the run was prepared with it
+    settings = replace(config.final.train, epochs=config.tailor.epochs, lr=config.tailor.lr)
+    tuned = start.network(session.data, session.seed, settings.drop_path)
+    session.log_once("start", _opening(session, start))
+    seed_everything(session.seed, "init", "plain")
+    session.fit(tuned, Fixed(), settings, "whole", lambda: {"search_accuracy": session.search_accuracy(tuned)})
+    stage = "ordered"
+    facts = session.run.result(stage)
+    if facts is None:
+        with session.timed(stage):
+            batches = list(_some(session, settings))
+            network, blocks = ordered(tuned, batches)
+            correct = hits(tuned, session.search_batches(), session.device)
+            facts = {"blocks": blocks, "search_accuracy": 100 * float(correct.mean())}
+            session.save_stage(network, stage, facts)
+        session.run.finish(stage, facts)
+    else:
+        network = _empty_ordered(session, tuned)
+        session.read_weights(network, stage)
+    shared = sum(p.numel() for p in tuned.parameters())
+    known = {"network": config.start.network, "sha256": start.checksum, "params": shared, **facts}
+    return Whole(tuned.eval(), network.to(session.device).eval(), tuple(int(b) for b in facts["blocks"]), known)
+
+
+def _empty_ordered(session: Session, tuned: PlainTailored) -> PlainTailored:
+    """The ordered network's shape, its weights still to be read."""
+    shared = session.family.settings(dict(session.space.settings))
+    made = build(shared, whole_blocks(tuned, len(tuned.blocks)))
+    assert isinstance(made, PlainTailored)
+    return made
+
+
+def _some(session: Session, settings: TrainSettings) -> Iterator[tuple[Tensor, Tensor]]:
+    """Training images as they are, in the order of a stream of their own."""
+    settings = replace(settings, augment="none", batch=min(ORDER_BATCH, session.data.counts["train"]))
+    batches = session.train_batches(settings, "order")
+    count = min(batches.steps_per_epoch, -(-ORDER_IMAGES // settings.batch))
+    for batch in islice(batches.iterate(0, count), count):
+        yield batch.x.to(session.device), batch.y.to(session.device)
+
+
+def _opening(session: Session, start: PretrainedStart) -> str:
+    before, (high, wide) = start.pretrained.settings.image_size, session.data.image_size
+    depth, embed = (start.pretrained.arch.one(gene) for gene in ("depth", "embed"))
+    return (
+        f"Start: {start.pretrained.source}, {depth} blocks of {embed} channels, "
+        f"{before[0]}x{before[1]} to {high}x{wide} px; it gets a new head for {len(session.data.classes)} classes."
+    )
+
+
+def _whole_peer(session: Session, whole: Whole) -> Peer:
+    """The whole network beside the others: what the limit costs."""
+    arch = whole_blocks(whole.network, len(whole.network.blocks))
+    costs = session.meter.costs(arch)
+    over = session.limits.breaks(costs)
+    known = {**{k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()}, "over": over}
+    epochs = session.config.tailor.epochs
+    return Peer("whole network, fine-tuned", known, epochs, whole.network, whole.facts["search_accuracy"])
+
+
+def _first_blocks(session: Session, whole: Whole, settings: TrainSettings, teacher: Teacher) -> list[Finished]:
+    """The first blocks that keep the limits, taught as long as the network found; none where not one does."""
+    from tailorvit.methods.finish import Finished
+
+    if not session.config.hand_designed:
+        return []
+    fitting = [d for d in range(1, len(whole.network.blocks) + 1) if session.meter.fits(whole_blocks(whole.network, d))]
+    if not fitting:
+        session.log_once("baseline", "Not one whole block keeps the limits, so there are no first blocks beside.")
+        return []
+    arch = whole_blocks(whole.network, fitting[-1])
+    cut = first_blocks(whole.network, fitting[-1], settings.drop_path)
+    model = session.plain(arch, settings, "baseline", cut, teacher)
+    correct = hits(model, session.search_batches(), session.device)
+    trial = session.trial(Candidate(arch, "first blocks"), 100 * float(correct.mean()), 0)
+    return [Finished("first blocks", arch, trial, model, correct, settings.augment)]
+
+
+# -- several sizes ----------------------------------------------------------------------------------------------------
+
+
+def front_sizes(session: Session) -> list[float]:
+    """The sizes of --front, without one that is the run's own limit."""
+    own = session.limits.high("params")
+    sizes = [float(units.parse(size, "params")) for size in session.config.tailor.front]
+    for size in sizes:
+        least = session.meter.least("params", session.space)
+        if size < least:
+            raise InfeasibleError(
+                f"--front {units.show(size)} is too small: the smallest network of the space has {units.show(least)}."
+            )
+    return sorted({size for size in sizes if size != own})
+
+
+@dataclass(frozen=True, eq=False)
+class Sized:
+    """The network of one size of the front."""
+
+    size: float
+    trial: Trial
+    model: nn.Module
+    search_accuracy: float
+
+
+def _of_size(session: Session, supernet: TailoredSupernet, size: float, teacher: Teacher) -> Sized:
+    """Search again under another size, in the same supernet, and train what is found."""
+    from tailorvit.methods.finish import final_network
+
+    name = units.show(size)
+    limited = Limits.of(max_params=size)
+    own = Session(replace(session.plan, limits=limited), session.run, session.progress)
+    own._search_batches = session.search_batches()
+    trials = own.search(session.space, lambda found, n: supernet.score("search", found, n), f"search-{name}")
+    best = min(trials, key=merit)
+    model = final_network(own, best.arch, supernet, f"final-{name}", None, teacher)
+    return Sized(size, best, model, own.search_accuracy(model))
+
+
+def _sized_facts(session: Session, found: Sized) -> dict[str, Any]:
+    """A row of result.json; the network is stored in the run folder. The test split is open by now."""
+    name = units.show(found.size)
+    correct = hits(found.model, session.batches("test"), session.device)
+    params, macs = session.meter.counter.both(found.trial.arch)
+    facts = {
+        "size": found.size,
+        "arch": found.trial.arch.to_dict(),
+        "params": params,
+        "macs": macs,
+        "inherited_accuracy": found.trial.accuracy,
+        "final_search_accuracy": found.search_accuracy,
+        "test_accuracy": 100 * float(correct.mean()),
+        "folder": f"front/{name}",
+    }
+    data = session.data
+    shown = {"method": "tailor", **{k: facts[k] for k in ("params", "macs", "test_accuracy")}, "seed": session.seed}
+    card = Card(found.trial.arch, dict(session.space.settings), data.classes, data.preprocessing, shown)
+    save_network(session.run.folder / "front" / name, found.model, card)
+    return facts
+
+
+METHOD = Method("tailor", "cut a pretrained network to the limits and teach what is left", tailor)
