@@ -34,28 +34,27 @@ SHAPES = {  # blocks, channels, heads, hidden units of a ViT-S
 }
 BASE = {"lr": 5e-4, "share": 0.5, "features": 2.0, "augment": "mild", "order": "ours"}
 CHANGES: tuple[Job, ...] = (
-    {},
-    {"lr": 2e-4},
-    {"lr": 1e-3},
     {"features": 0.0},
+    {"lr": 1e-3},
     {"features": 8.0},
-    {"share": 0.0, "features": 0.0},
-    {"share": 0.9},
     {"augment": "light"},
-    {"augment": "medium"},
+    {"share": 0.0, "features": 0.0},
+    {"lr": 2e-4},
     {"order": "taylor"},
+    {"share": 0.9},
+    {"augment": "medium"},
     {"order": "magnitude"},
 )
 KEPT = (0.75, 0.5, 0.25)
 
 
 def jobs(which: str, base: Job) -> list[Job]:
-    """The work of a set."""
+    """The work of a set, the most telling first."""
     if which == "kept":
         return [{**base, "set": which, "order": order} for order in ("ours", "taylor", "activation", "magnitude")]
     if which == "cuts":
-        shaped = [{"shape": shape} for shape in SHAPES]
-        changed = [{"shape": shape, **c} for shape in ("6M deep", "3M deep") for c in CHANGES]
+        shaped: list[Job] = [{"shape": shape} for shape in SHAPES]
+        changed = [{"shape": shape, **c} for c in CHANGES for shape in ("6M deep", "3M deep")]
         rows = [{**base, "set": which, **BASE, **row} for row in [*shaped, *changed]]
         return list({json.dumps(row, sort_keys=True): row for row in rows}.values())
     return [{**base, "set": which}]
@@ -64,16 +63,24 @@ def jobs(which: str, base: Job) -> list[Job]:
 # -- orders -----------------------------------------------------------------------------------------------------------
 
 
-def in_order(whole: Any, batches: Any, order: str) -> tuple[Any, list[int]]:
-    """The whole network with its parts in an order, and its blocks, the most important first."""
+ORDERED: dict[tuple[str, int, str], tuple[Any, list[int]]] = {}  # of this process
+
+
+def in_order(whole: Any, data: Any, job: Job) -> tuple[Any, list[int]]:
+    """The whole network with its parts in the job's order, and its blocks, the most important first."""
     from tailorvit.families.tailored.order import reordered
     from tailorvit.methods.importance import block_order, importance
     from tailorvit.methods.tailor import ordered
 
-    if order == "ours":
-        return ordered(whole, batches)
-    blocks = list(range(len(whole.blocks))) if order == "magnitude" else block_order(whole, batches)
-    return reordered(whole, importance(whole, batches, order).orders()), blocks
+    name, order = (job["data"], job["seed"], job["order"]), job["order"]
+    if name not in ORDERED:
+        batches = plain_batches(data, job["seed"], next(whole.parameters()).device)
+        if order == "ours":
+            ORDERED[name] = ordered(whole, batches)
+        else:
+            blocks = list(range(len(whole.blocks))) if order == "magnitude" else block_order(whole, batches)
+            ORDERED[name] = reordered(whole, importance(whole, batches, order).orders()), blocks
+    return ORDERED[name]
 
 
 def member(network: Any, blocks: list[int], depth: int, embed: int, heads: int, hidden: int) -> Any:
@@ -95,7 +102,7 @@ def kept(job: Job, data: Any, whole: Any, device: str) -> dict[str, Any]:
     """Accuracy with a share of one kind of part, before any training."""
     from tailorvit.train import accuracy
 
-    network, blocks = in_order(whole, plain_batches(data, job["seed"], next(whole.parameters()).device), job["order"])
+    network, blocks = in_order(whole, data, job)
     shape = network.shape
     full = {
         "depth": len(network.blocks),
@@ -116,7 +123,7 @@ def cuts(job: Job, data: Any, whole: Any, device: str) -> dict[str, Any]:
     from tailorvit.rng import derive
     from tailorvit.train import Fixed, Sink, Teacher, TrainSettings, hits, train
 
-    network, blocks = in_order(whole, plain_batches(data, job["seed"], next(whole.parameters()).device), job["order"])
+    network, blocks = in_order(whole, data, job)
     model = member(network, blocks, *SHAPES[job["shape"]]).to(device)
     before = 100 * float(hits(model, data.eval_batches("search", 256, device), device).mean())
     settings = TrainSettings(
@@ -161,7 +168,6 @@ def runs(job: Job) -> dict[str, Any]:
         seed=job["seed"],
         settings={"train.batch": 128, "analysis.images": 0, "analysis.mistakes": 0, **job.get("settings", {})},
         out=folder / "run",
-        progress="quiet",
     )
     wall = time.monotonic() - begin
     wanted = ("arch", "params", "macs", "final_search_accuracy", "test_accuracy", "candidates", "peers", "whole")
@@ -212,6 +218,7 @@ def tau(job: Job) -> dict[str, Any]:
 
 
 WORK = {"kept": kept, "cuts": cuts}
+OPENED: dict[tuple[str, int], tuple[Any, Any]] = {}  # data and whole networks of this process
 
 
 def work(job: Job) -> dict[str, Any]:
@@ -224,10 +231,11 @@ def work(job: Job) -> dict[str, Any]:
         return {**said(job), **runs(job)}
     if job["set"] == "tau":
         return {**said(job), **tau(job)}
-    start = opened(job["model"], Path(job["weights"]))
-    data = images(job, start)
-    whole, _ = whole_network(job, start, data, device)
-    return {**said(job), **WORK[job["set"]](job, data, whole, device)}
+    if (name := (job["data"], job["seed"])) not in OPENED:
+        start = opened(job["model"], Path(job["weights"]))
+        data = images(job, start)
+        OPENED[name] = data, whole_network(job, start, data, device)[0]
+    return {**said(job), **WORK[job["set"]](job, *OPENED[name], device)}
 
 
 def tried(job: Job) -> dict[str, Any]:
@@ -305,14 +313,22 @@ def main() -> None:
     there = {key(row) for row in map(json.loads, lines) if "failed" not in row}
     todo = [job for job in todo if key(job) not in there]
     print(f"{len(todo)} to do", flush=True)
+
+    def store(row: Job) -> None:
+        print(json.dumps(row)[:300], flush=True)
+        with open(chosen.out, "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    if chosen.processes == 1:  # data, whole network and orders stay in memory
+        for job in todo:
+            store(tried(job))
+        return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(max(1, min(chosen.processes, len(todo))), maxtasksperchild=1) as pool:
+    with context.Pool(min(chosen.processes, max(1, len(todo))), maxtasksperchild=1) as pool:
         for row in pool.imap_unordered(tried, todo):
-            print(json.dumps(row)[:300], flush=True)
-            with open(chosen.out, "a", encoding="utf-8") as file:  # noqa: PTH123
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            store(row)
 
 
 if __name__ == "__main__":
