@@ -397,8 +397,8 @@ def tailored_result(evil: str = "", first: bool = False) -> dict[str, Any]:
             {
                 "size": size,
                 "arch": cut_arch(depth, 192),
-                "params": 0.95 * size,
-                "macs": 9.5 * size,
+                "params": int(0.95 * size),
+                "macs": int(9.5 * size),
                 "inherited_accuracy": accuracy - 6,
                 "final_search_accuracy": accuracy + 1,
                 "test_accuracy": accuracy,

@@ -132,8 +132,8 @@ class Peer(Network):
 
     @property
     def short(self) -> str:
-        """Its name without where it comes from."""
-        return trim(self.name.removeprefix("timm:"), 60) or "peer"
+        """Its name without where it comes from, or what was done with it."""
+        return "whole network" if self.whole else trim(self.name.removeprefix("timm:"), 60) or "peer"
 
     @property
     def whole(self) -> bool:

@@ -17,6 +17,7 @@ from tailorvit.report.tailored_facts import genes
 _WIDE = 10  # sizes that differ by this factor need an axis of factors: on a plain one the small ones would touch
 _LETTER, _LINE = 7.4, 13.0  # the room of a letter on a phone, and of a line
 _ROWS = 64  # blocks drawn; the numbers hold all
+_LISTED = 12  # blocks left out that are named in a sentence
 _KINDS = {"c0": "cut and taught", "c4": "first blocks, taught alike", "c5": "the whole network, fine-tuned"}
 
 
@@ -172,7 +173,6 @@ def _points(facts: Facts) -> list[Point]:
         points.append(Point(name, "c0", cut.params, cut.macs, *accuracies))
     if first.params is not None or first.test_accuracy is not None:
         name = first_blocks_in_words(facts).removeprefix("its ")
-        name = f"{name}, delivered" if result.by_hand else name
         accuracies = (None, first.final_search_accuracy, first.test_accuracy)
         points.append(Point(name, "c4", first.params, first.macs, *accuracies, result.by_hand))
     return points
@@ -180,28 +180,43 @@ def _points(facts: Facts) -> list[Point]:
 
 def _table(facts: Facts) -> str:
     """The same in numbers."""
-    head = ("network", "parameters", "of the whole", "MACs", "supernet, search images", "search images", "test images")
-    body = [
+    head: tuple[str, ...] = (
+        "network",
+        "parameters",
+        "of the whole",
+        "MACs",
+        "supernet",
+        "search",
+        "test",
+        "95 % interval",
+    )
+    body: list[tuple[str | None, ...]] = [
         (
-            clean(p.name, 60),
+            f"{p.name} (delivered)" if p.delivered and p.style == "c4" else clean(p.name, 60),
             size(p.params),
             share_of_whole(facts, p.params),
             size(p.macs, "macs"),
             percent(p.inherited),
             percent(p.search),
-            _tested(p.test, facts.test_images),
+            percent(p.test),
+            _interval(p.test, facts.test_images),
         )
         for p in _points(facts)
     ]
-    remark = "In brackets: the 95 % interval (Wilson)." if facts.test_images else ""
-    return grid(head, body, len(head) - 1, stack=True) + (soft(remark) if remark else "")
+    if not facts.test_images:
+        head, body = head[:-1], [row[:-1] for row in body]
+    remark = "The last column is the interval (Wilson) of the accuracy on the test images." if facts.test_images else ""
+    return grid(head, body, len(head) - 1, stack=True) + soft(
+        "Accuracy on the search images with the weights of the supernet, on the search images after the last training,"
+        f" and on the test images. {remark}"
+    )
 
 
-def _tested(accuracy: float | None, images: int | None) -> str | None:
+def _interval(accuracy: float | None, images: int | None) -> str | None:
     if accuracy is None or not images:
-        return percent(accuracy)
+        return None
     low, high = interval(accuracy, images)
-    return f"{percent(accuracy)} ({low:.1f} to {high:.1f})"
+    return f"{low:.1f} to {high:.1f} %"
 
 
 def _decades(low: float, high: float) -> dict[float, str]:
@@ -316,7 +331,9 @@ def _kept_in_words(facts: Facts) -> str:
     inside = [row for row in rows if row.heads is not None]
     gone = [str(row.block + 1) for row in rows if row.heads is None]
     listed = f"{', '.join(gone[:-1])} and {gone[-1]}" if len(gone) > 1 else "".join(gone)
-    parts = [f"{len(inside)} of {counted(len(rows), 'block')}" + (f" (without {listed})" if gone else "")]
+    without = f" (without {listed})" if gone and len(gone) <= _LISTED and not facts.result.by_hand else ""
+    first = "The first " if facts.result.by_hand else ""
+    parts = [f"{first}{len(inside)} of {counted(len(rows), 'block')}{without}"]
     embed = whole(facts.result.arch.get("embed"))
     if embed and "embed" in tops:
         parts.append(f"{embed:,} of {tops['embed']:,} channels")
