@@ -36,6 +36,15 @@ STAGED = Space(
         )
     ),
 )
+CUT = Space(
+    "tailored",
+    (
+        Dim("depth", tuple(range(3, 13))),
+        Dim("hidden", tuple(range(192, 1537, 192)), "block"),
+        Dim("heads", (1, 2, 3, 4, 5, 6), "block"),
+        Dim("embed", (144, 192, 240, 288, 336, 384)),
+    ),
+)
 METHODS = {"s4": "s4", "s3": "s3", "free": "tftas", "fixed": "fixed"}
 
 
@@ -342,6 +351,89 @@ def fill(
     )
     if with_analysis:
         run.write_json("analysis", analysis(names, blocks=len(outline(arch, 1, 1)), evil=evil))
+
+
+def cut_arch(depth: int, embed: int) -> dict[str, Any]:
+    """An architecture of the pretrained network after its cut."""
+    heads, hidden = [6 - i % 4 for i in range(depth)], [1536 - 192 * (i % 5) for i in range(depth)]
+    return {"family": "tailored", "depth": depth, "embed": embed, "heads": heads, "hidden": hidden}
+
+
+def tailored_result(evil: str = "", first: bool = False) -> dict[str, Any]:
+    """The result.json of a network that was cut; with ``first`` the first blocks are delivered."""
+    arch, by_hand = cut_arch(8, 240), {**cut_arch(3, 384), "heads": [6, 6, 6], "hidden": [1536, 1536, 1536]}
+    found = {"arch": arch, "params": 5_800_000, "macs": 58_000_000, "search_accuracy": 81.0}
+    found |= {"final_search_accuracy": 86.5, "test_accuracy": 85.25}
+    blocks = {"arch": by_hand, "params": 5_550_000, "macs": 55_000_000, "search_accuracy": None}
+    blocks |= {"final_search_accuracy": 74.0, "test_accuracy": 73.5}
+    rows = [{"name": "found", **found, "chosen": not first}, {"name": "first blocks", **blocks, "chosen": first}]
+    gap = {"difference": 3.5, "low": 1.5, "high": 5.5, "clear": True, "images": 400}
+    every = {"params": 21_516_676, "macs": 215_000_000, "final_search_accuracy": 90.0, "test_accuracy": 88.75}
+    return {
+        "method": "tailor",
+        **(blocks if first else found),
+        "limits": {"params": {"min": None, "max": 6e6}},
+        "chosen": "found",
+        "why": f"The network found is the most accurate on the 100 search images{evil}.",
+        "candidates": rows,
+        "baseline": None,
+        "peers": [
+            {"name": "whole network, fine-tuned", **every, "over": "params 21.52M > 6M", "epochs": 3, "gap": gap}
+        ],
+        "final": "finetune",
+        "blocks": [],
+        "parts": [{"part": "head", "params": 1000, "macs": 1000}],
+        "data": {"source": f"photos{evil}", "counts": {"train": 900, "search": 100, "test": 400}, "classes": 3},
+        "trials": 12,
+        "seed": 5,
+        "whole": {
+            "network": f"timm:vit_small_patch14_dinov2{evil}",
+            "sha256": "c13e",
+            "params": 21_526_276,
+            "blocks": [11, 10, 5, 4, 3, 0, 9, 1, 8, 2, 6, 7],
+            "search_accuracy": 90.0,
+        },
+        "sizes": [
+            {
+                "size": size,
+                "arch": cut_arch(depth, 192),
+                "params": int(0.95 * size),
+                "macs": int(9.5 * size),
+                "inherited_accuracy": accuracy - 6,
+                "final_search_accuracy": accuracy + 1,
+                "test_accuracy": accuracy,
+                "folder": f"front/{size / 1e6:g}M{evil}",
+            }
+            for size, depth, accuracy in ((3e6, 5, 79.5), (1.5e6, 3, 66.0))
+        ],
+    }
+
+
+def fill_tailored(run: Run, evil: str = "", stages: int = 99, finished: bool = True, first: bool = False) -> None:
+    """A run that cuts a pretrained network, or its first ``stages`` of training."""
+    names = ("whole", "supernet-0", "baseline", "final-3M", "final")
+    for stage in names[:stages]:
+        for epoch in (1, 2, 3):
+            run.record_epoch(stage, epoch, loss=1 / epoch, accuracy=20.0 * epoch, search_accuracy=25.0 * epoch)
+        run.spend(stage, 30.0)
+        if stage == "whole":
+            run.spend("ordered", 12.0)
+            run.record_space(0, CUT, step=0, largest={"params": 21_516_676, "macs": 215_000_000}, count_log10=21.0)
+    if not finished or stages < len(names):
+        return
+    run.record_trials("search", draw(CUT, 12, "tailor", evil))
+    run.spend("search", 8.0)
+    run.write_json("result", tailored_result(evil, first))
+    run.write_json("analysis", analysis([f"rose {i}{evil}" for i in range(3)], evil=evil))
+
+
+def write_tailored(folder: Path, evil: str = "", seed: int = 5, **how: Any) -> Path:
+    """Make the folder of a run that cuts a pretrained network; ``how`` goes to ``fill_tailored``."""
+    recipe = f'method = "tailor"\nseed = {seed}\n[start]\nnetwork = "timm:vit_small_patch14_dinov2"\n'
+    info = {"command": ["tailorvit", "run"], "seed": seed, "data_fingerprint": "abc123"}
+    with Run.create(folder, recipe, info) as run:
+        fill_tailored(run, evil, **how)
+        return run.folder
 
 
 def write_run(folder: Path, evil: str = "", **how: Any) -> Path:

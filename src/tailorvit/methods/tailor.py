@@ -38,7 +38,7 @@ from tailorvit.methods.importance import block_order, importance
 from tailorvit.methods.peers import Peer
 from tailorvit.methods.session import Session, SpaceRecord, Supernet
 from tailorvit.rng import generator, seed_everything
-from tailorvit.search import Candidate, Trial, merit
+from tailorvit.search import Trial, merit
 from tailorvit.space import Space
 from tailorvit.train import Fixed, Teacher, TrainSettings, hits
 
@@ -369,8 +369,7 @@ def _first_blocks(session: Session, whole: Whole, settings: TrainSettings, teach
     cut = first_blocks(whole.network, fitting[-1], settings.drop_path)
     model = session.plain(arch, settings, "baseline", cut, teacher)
     correct = hits(model, session.search_batches(), session.device)
-    trial = session.trial(Candidate(arch, "first blocks"), 100 * float(correct.mean()), 0)
-    return [Finished("first blocks", arch, trial, model, correct, settings.augment)]
+    return [Finished("first blocks", arch, None, model, correct, settings.augment)]
 
 
 # -- several sizes ----------------------------------------------------------------------------------------------------

@@ -50,17 +50,18 @@ def _accuracy(facts: Facts) -> Iterator[Check]:
     found, other, images = facts.result.test_accuracy, facts.result.baseline.test_accuracy, facts.test_images
     if found is None or not images:
         return
+    than, use = f"than the {facts.result.rival}?", f"Use the {facts.result.rival}"
     if facts.result.by_hand:
         advice = "A longer search, longer training or another space may find a better network."
-        yield Check("Is the network found better than the baseline?", False, f"No: {facts.result.why}", advice)
+        yield Check(f"Is the network found better {than}", False, f"No: {facts.result.why}", advice)
     elif other is not None:
         low, high = difference_interval(found, other, images)
         gap = f"{found - other:+.2f} points, 95 % interval {low:+.1f} to {high:+.1f}"
-        question = "Is the network better than the baseline?"
+        question = f"Is the network better {than}"
         if low > 0:
             yield Check(question, True, f"Yes: {gap}.", "Repeat with other seeds before you rely on it.")
         elif high < 0:
-            advice = "Use the baseline, or search again with longer training or another space."
+            advice = f"{use}, or search again with longer training or another space."
             yield Check(question, False, f"No, it is worse: {gap}.", advice)
         else:
             advice = "Repeat with other seeds and put the runs side by side: tailorvit compare RUN RUN ..."

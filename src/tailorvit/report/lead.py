@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tailorvit.report.markup import Html, cell, clean, counted, percent, size
 from tailorvit.report.reading import Facts
 from tailorvit.report.result import difference_interval
+from tailorvit.report.tailored import first_blocks_in_words, share_of_whole
 
 _NAMES = {"vit": "ViT", "pit": "PiT", "swin": "Swin", "shunted": "Shunted"}
 
@@ -27,13 +28,16 @@ def lead(facts: Facts) -> str:
     if not facts.finished or found is None or not facts.result.arch:
         return ""
     command = shlex.join(["tailorvit", "export", clean(facts.place or facts.folder, 1000), "--to", "onnx"])
-    others = " and ".join(_compared(found, other) for other in _others(facts))
+    *front, last = [_compared(found, other) for other in _others(facts)] or [""]
+    others = f"{', '.join(front)} and {last}" if front else last
     words = f"You get {_network(facts)} that classifies {percent(found)} of the test images correctly"
     words += f", {others}" if others else ""
     return f'<p class="lead">{cell(words)}; to take it away, run {Html(f"<code>{cell(command)}</code>")}.</p>\n'
 
 
 def _network(facts: Facts) -> str:
+    if facts.tailored:
+        return _cut(facts)
     family = facts.result.arch.get("family")
     name = f"{_NAMES.get(family, clean(family, 40))} network" if isinstance(family, str) and family else "network"
     first = f"{'the hand-designed' if facts.result.by_hand else 'a'} {name}"
@@ -46,13 +50,27 @@ def _network(facts: Facts) -> str:
     return f"{words}, the winner among {among}," if facts.contest_only and len(rivals) > 1 else words
 
 
+def _cut(facts: Facts) -> str:
+    """``a network with 5.6M parameters, 26 % of the size of timm:NAME,``."""
+    first = first_blocks_in_words(facts).removeprefix("its ") if facts.result.by_hand else ""
+    params, share = size(facts.result.params), share_of_whole(facts, facts.result.params)
+    name = clean(facts.pretrained, 100) or "the pretrained network"
+    words = f"the {first}" if first else "a network"
+    words += f" with {params} parameters" if params else ""
+    return f"{words}, {share} of the size of {name}," if share else f"{words}, cut from {name},"
+
+
 def _others(facts: Facts) -> Iterator[Other]:
-    """The baseline, unless it is the network itself, and the best of the peers."""
+    """The whole network where one was cut, the baseline unless it is the network itself, the best of the peers."""
+    whole = facts.result.whole_peer
+    if whole is not None and whole.test_accuracy is not None:
+        yield Other("the whole network after fine-tuning", whole.test_accuracy, whole.gap.clear)
     baseline, images, found = facts.result.baseline.test_accuracy, facts.test_images, facts.result.test_accuracy or 0.0
     if baseline is not None and not facts.result.by_hand:
         low, high = difference_interval(found, baseline, images) if images else (found - baseline, found - baseline)
-        yield Other("the hand-designed baseline", baseline, not low <= 0 <= high)
-    peers = [(peer, v) for peer in facts.result.peers if (v := peer.test_accuracy) is not None]
+        name = first_blocks_in_words(facts) if facts.tailored else "the hand-designed baseline"
+        yield Other(name, baseline, not low <= 0 <= high)
+    peers = [(p, v) for p in facts.result.peers if (v := p.test_accuracy) is not None and not p.whole]
     if peers:
         peer, accuracy = max(peers, key=lambda row: row[1])
         over = ", over the limit" if peer.over else ""

@@ -33,6 +33,8 @@ _KINDS = {
     "peer": "peer",
     "analysis": "analysis of the network",
     "contest": "contest",
+    "whole": "fine-tuning the whole network",
+    "ordered": "ordering its parts",
 }
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from tailorvit.report import checks, contest, network, reproduce, result, search, space, training
+from tailorvit.report import checks, contest, network, reproduce, result, search, space, tailored, training
 from tailorvit.report.charts import Figure
 from tailorvit.report.lead import lead
 from tailorvit.report.markup import STYLE, cell, soft, tidy
@@ -30,6 +30,7 @@ class Section(NamedTuple):
 
 SECTIONS = (
     Section("result", "Result", "Goal and result", result.section, result.figures),
+    Section("tailored", "Tailored", "The tailored network", tailored.section, tailored.figures, tailored.there),
     Section("contest", "Contest", "The contest", contest.section, contest.figures, contest.there),
     Section("space", "Space", "The search space", space.section, space.figures, space.there),
     Section("search", "Search", "The search", search.section, search.figures, search.there),

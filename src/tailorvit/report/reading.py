@@ -64,6 +64,7 @@ from tailorvit.report.fields import (
     whole_text,
 )
 from tailorvit.report.snapshot import DATABASE, snapshot
+from tailorvit.report.tailored_facts import FIRST, WHOLE, SizeCut, WholeNetwork, size_cuts
 from tailorvit.runs import Run
 from tailorvit.runs.database import Database
 
@@ -123,7 +124,7 @@ class Gap(_Part):
 
 
 class Peer(Network):
-    """A model of timm that was trained beside."""
+    """A network that was trained beside: a model of timm, or the whole network that was cut."""
 
     over: Text = ""  # the limit that it breaks
     problem: Text = ""
@@ -131,8 +132,13 @@ class Peer(Network):
 
     @property
     def short(self) -> str:
-        """Its name without where it comes from."""
-        return trim(self.name.removeprefix("timm:"), 60) or "peer"
+        """Its name without where it comes from, or what was done with it."""
+        return "whole network" if self.whole else trim(self.name.removeprefix("timm:"), 60) or "peer"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole network that was cut, and no model of timm."""
+        return self.name == WHOLE
 
 
 class Block(_Part):
@@ -235,16 +241,35 @@ class Result(Network):
     start: Annotated[Start, BeforeValidator(table)] = Start()
     contest: Annotated[Contest, BeforeValidator(table)] = Contest()
     plan: Annotated[Plan, BeforeValidator(table)] = Plan()
+    whole: Annotated[WholeNetwork, BeforeValidator(table)] = WholeNetwork()
+    sizes: Annotated[tuple[SizeCut, ...], BeforeValidator(size_cuts)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_blocks(cls, raw: Any) -> Any:
+        """Of a network that was cut, the first blocks stand for the baseline."""
+        rows = [row for row in listed(table(raw).get("candidates")) if table(row).get("name") == FIRST]
+        return {**raw, "baseline": rows[0]} if rows and not table(raw.get("baseline")) else raw
 
     @property
     def by_hand(self) -> bool:
-        """Whether the run delivers the hand-designed baseline."""
-        return self.chosen == "baseline"
+        """Whether the run delivers the hand-designed baseline, or the first blocks in its place."""
+        return self.chosen == "baseline" or self.baseline.chosen
+
+    @property
+    def rival(self) -> str:
+        """The name of what the network found is compared with."""
+        return self.baseline.name if self.baseline.name == FIRST else "baseline"
+
+    @property
+    def whole_peer(self) -> Peer | None:
+        """The whole network beside the one that was cut from it."""
+        return next((peer for peer in self.peers if peer.whole), None)
 
     @property
     def found(self) -> Network:
         """The best network found, also where it was not delivered."""
-        others = [c for c in self.candidates if c.name != "baseline"]
+        others = [c for c in self.candidates if c.name not in ("baseline", FIRST)]
         return max(others, key=lambda c: c.final_search_accuracy or 0.0) if self.by_hand and others else self
 
     def limit(self, metric: str) -> Limit:
@@ -628,6 +653,17 @@ class Facts:
         return self.method not in ("fixed", "finetune")
 
     @property
+    def tailored(self) -> bool:
+        """Whether a pretrained network was cut."""
+        return self.method == "tailor"
+
+    @property
+    def pretrained(self) -> str:
+        """The pretrained network by name, from the result or else from the recipe."""
+        name = self.result.whole.network or table(self.settings.get("start")).get("network")
+        return name if isinstance(name, str) else ""
+
+    @property
     def contest_only(self) -> bool:
         """Whether the contest alone chose the network: no space was searched after it."""
         return self.method == "contest" and not self.spaces
@@ -644,8 +680,11 @@ class Facts:
 
     @property
     def search_seconds(self) -> float | None:
-        """Time to find the network: supernets, slopes, samples and search, without final training and baseline."""
-        after = ("final", "baseline", "peer", "analysis")
+        """Time to find the network: supernets, slopes, samples and search, without final training and baseline.
+
+        Of a network that was cut, its fine-tuning and the order of its parts come before the search.
+        """
+        after = ("final", "baseline", "peer", "analysis", "whole", "ordered")
         found = [s for stage, s in self.spent.items() if stage.partition("-")[0] not in after]
         return sum(found) if found else None
 

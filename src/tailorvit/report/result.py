@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 
 from tailorvit.report import charts
 from tailorvit.report.charts import Figure, figures_of
@@ -24,7 +25,7 @@ from tailorvit.report.markup import (
     size,
     stage_name,
 )
-from tailorvit.report.reading import CONTEST, Facts, Network
+from tailorvit.report.reading import CONTEST, Facts, Network, Peer
 from tailorvit.stats import wilson
 
 Interval = tuple[float, float]
@@ -38,6 +39,8 @@ TIMES = {  # kind of stage: colour and name
     "final": ("c3", "training the network found"),
     "baseline": ("c4", "training the baseline"),
     "peer": ("c7", "training peers"),
+    "whole": ("c6", "fine-tuning the whole network"),
+    "ordered": ("c1", "ordering its parts"),
     "other": ("c5", "other work"),
 }
 
@@ -104,11 +107,12 @@ def figures(facts: Facts) -> list[Figure]:
 def networks(facts: Facts) -> list[tuple[Network, str, str]]:
     """What is compared: the network found, the baseline and the peers, each with a name and the head of its column."""
     result = facts.result
-    rows: list[tuple[Network, str, str]] = [(result.found, "found", "found"), (result.baseline, "baseline", "baseline")]
-    if facts.contest_only and result.baseline.params is None:
-        del rows[1]  # the hand-designed network won
+    rival, delivered = result.rival, result.rival if result.by_hand else result.chosen
+    rows: list[tuple[Network, str, str]] = [(result.found, "found", "found"), (result.baseline, rival, rival)]
+    if (facts.contest_only or facts.tailored) and result.baseline.params is None:
+        del rows[1]  # the hand-designed network won, or not one whole block keeps the limits
     if result.chosen and result.candidates[1:]:
-        rows = [(n, k, f"{k} (delivered)" if k == result.chosen else k) for n, k, _ in rows]
+        rows = [(n, k, f"{k} (delivered)" if k == delivered else k) for n, k, _ in rows]
     for peer in result.peers:
         rows.append((peer, peer.short, f"{peer.short} (over the limit)" if peer.over else peer.short))
     return rows
@@ -160,8 +164,9 @@ def _story(facts: Facts) -> str:
         "Goal": _goal(facts),
         "Result": _found(facts),
         "Choice": facts.result.why if facts.result.candidates[1:] else "",
-        "Baseline": _compared(facts),
-        "Peers": _beside(facts),
+        "Whole network": _beside([p for p in facts.result.peers if p.whole], ""),
+        "First blocks" if facts.tailored else "Baseline": _compared(facts),
+        "Peers": _beside([p for p in facts.result.peers if not p.whole], _OF_TIMM),
         "Method": _method(facts),
     }
     return "".join(f"<p><b>{name}:</b> {cell(words)}</p>\n" for name, words in parts.items() if words)
@@ -178,6 +183,7 @@ def _goal(facts: Facts) -> str:
         task = "fine-tune a finished network" if facts.method == "finetune" else "train one given network"
         return f"{task}{images}."
     limits = limits_in_words(facts.result.limits)
+    images = f" cut from {clean(facts.pretrained, 100)}{images}" if facts.tailored and facts.pretrained else images
     return f"the most accurate network{images} {f'with {limits}' if limits else 'without a limit'}."
 
 
@@ -185,8 +191,10 @@ def _found(facts: Facts) -> str:
     result, trunk = facts.result, facts.result.trunk
     unknown = "an unknown number of"
     costs = f"{size(result.params) or unknown} parameters and {size(result.macs) or unknown} MACs"
-    better = [p for p in result.peers if p.gap.clear and (p.gap.difference or 0) > 0 and p.test_accuracy is not None]
-    words = [f"the hand-designed network, with {costs}." if result.by_hand else f"a network with {costs}."]
+    clear = [p for p in result.peers if p.gap.clear and (p.gap.difference or 0) > 0 and p.test_accuracy is not None]
+    better = [p for p in clear if not p.whole]  # that a cut costs accuracy is told elsewhere
+    by_hand = "the first blocks" if facts.tailored else "the hand-designed network"
+    words = [f"{by_hand}, with {costs}." if result.by_hand else f"a network with {costs}."]
     if better:
         best = max(better, key=lambda p: p.test_accuracy or 0.0)
         over = ", over the limit," if best.over else ""
@@ -209,42 +217,53 @@ def _compared(facts: Facts) -> str:
     baseline, found, images = facts.result.baseline, facts.result.found.test_accuracy, facts.test_images
     if facts.contest_only and baseline.test_accuracy is None:
         return "the hand-designed networks of every family that fits took part in the contest (section 2)."
+    if facts.tailored and baseline.test_accuracy is None:
+        return "not trained: the recipe has no baseline, or not one whole block keeps the limits."
     if found is None or baseline.test_accuracy is None:
         return "there is none, so there is nothing to compare with." if facts.searched else ""
     gap = found - baseline.test_accuracy
     than = "equally" if abs(gap) < 0.005 else f"{abs(gap):.2f} points {'more' if gap > 0 else 'less'}"
     epochs = f", trained for {baseline.epochs:,} epochs" if baseline.epochs else ""
+    kind = "the most that keep the limits, taught alike" if facts.tailored else _UNIFORM
+    reached, was = ("reach", "were") if facts.tailored else ("reaches", "was")
     words = (
-        f"the largest network of uniform blocks within the limits ({size(baseline.params) or '?'} parameters{epochs})"
-        f" reaches {percent(baseline.test_accuracy)}{' and was delivered' if facts.result.by_hand else ''}."
+        f"{kind} ({size(baseline.params) or '?'} parameters{epochs})"
+        f" {reached} {percent(baseline.test_accuracy)}{f' and {was} delivered' if facts.result.by_hand else ''}."
         f" The network found is {than} accurate."
     )
     if not images:
         return words
     low, high = difference_interval(found, baseline.test_accuracy, images)
-    better = "the network found is better" if gap > 0 else "the baseline is better"
+    better = "the network found is better" if gap > 0 else f"{_the_rival(facts)} better"
     verdict = (
         "It includes 0: this run does not show which is better" if low <= 0 <= high else f"On these images {better}"
     )
     return f"{words} The 95 % interval of the difference is {low:+.1f} to {high:+.1f} points. {verdict}."
 
 
-def _beside(facts: Facts) -> str:
-    """The models of timm, each against the delivered network on the same test images."""
+_UNIFORM = "the largest network of uniform blocks within the limits"
+_OF_TIMM = "models of timm, trained from scratch by the same recipe. "
+
+
+def _the_rival(facts: Facts) -> str:
+    return "the first blocks are" if facts.tailored else "the baseline is"
+
+
+def _beside(peers: Sequence[Peer], about: str) -> str:
+    """Networks beside, each against the delivered network on the same test images."""
     words = []
-    for peer in facts.result.peers:
+    for peer in peers:
         costs = f"{size(peer.params) or '?'} parameters{', over the limit' if peer.over else ''}"
+        name = f"fine-tuned ({costs}), it" if peer.whole else f"{peer.short} ({costs})"
         if peer.test_accuracy is None:
-            words.append(f"{peer.short} ({costs}) could not be trained: {peer.problem or 'no reason given'}.")
+            words.append(f"{name} could not be trained: {peer.problem or 'no reason given'}.")
             continue
         gap, doubt = peer.gap, ""
         if gap.low is not None and gap.high is not None:
             verdict = "" if gap.clear else ", so these images cannot tell the two apart"
             doubt = f" (less the network delivered: 95 % interval {gap.low:+.1f} to {gap.high:+.1f} points{verdict})"
-        words.append(f"{peer.short} ({costs}) reaches {percent(peer.test_accuracy)}{doubt}.")
-    if not words:
-        return ""
-    return f"models of timm, trained from scratch by the same recipe. {' '.join(words)}"
+        words.append(f"{name} reaches {percent(peer.test_accuracy)}{doubt}.")
+    return f"{about}{' '.join(words)}" if words else ""
 
 
 def _method(facts: Facts) -> str:
@@ -275,6 +294,9 @@ def _method(facts: Facts) -> str:
     done = [words for words, there in steps if there] or ["ran"]
     how = {"finetune": "fine-tuned", "retrain": "trained from scratch", "inherit": "used with its inherited weights"}
     last = f" The best network was then {how[result.final]}." if result.final in how else ""
+    if facts.tailored:
+        before = "the whole network was fine-tuned and its parts ordered; then "
+        last = last.replace(".", ", with the whole network as its teacher.")
     search = facts.search_seconds
     time += f", the search {duration(search)} of it." if time and search else "." if time else ""
     together = ", ".join(done[:-1]) + f" and {done[-1]}" if len(done) > 1 else done[0]
@@ -305,7 +327,7 @@ def _limits(facts: Facts) -> Figure | None:
     metric, value, other, low, high = max(known, key=lambda row: row[1] / row[4] if row[4] else 0.0)
     rows = [("found", value, size(value, metric) or "", "c0")]
     if other is not None and other >= 0:
-        rows.append(("baseline", other, size(other, metric) or "", "c4"))
+        rows.append((result.rival, other, size(other, metric) or "", "c4"))
     marks = [(v, f"{word} {size(v, metric)}") for v, word in ((low, "at least"), (high, "at most")) if v and v > 0]
     name = clean(metric_name(metric), 40)
     share = f" The network found uses {100 * value / high:.0f} % of the upper limit." if high else ""
@@ -314,7 +336,7 @@ def _limits(facts: Facts) -> Figure | None:
         "result-limits",
         title,
         f"Bars show {name}, dashed lines the limits.{share}",
-        ("metric", "found", "baseline", "at least", "at most"),
+        ("metric", "found", result.rival, "at least", "at most"),
         known,
         charts.levels(rows, marks, title),
     )
@@ -326,7 +348,7 @@ def _accuracy(facts: Facts) -> Figure | None:
     if not images or known[0][1] is None:
         return None
     rows = [(name, v, *interval(v, images), images) for name, v in known if v is not None]
-    styles = {"found": "c0", "baseline": "c4"}
+    styles = {"found": "c0", facts.result.rival: "c4"}
     title = "Accuracy on the test images"
     dots = []
     for name, v, low, high, _ in rows:
@@ -347,7 +369,9 @@ def _time(facts: Facts) -> Figure | None:
         kind = stage.partition("-")[0]
         kind = kind if kind in TIMES else "other"
         sums[kind] = sums.get(kind, 0.0) + seconds
-    pieces = [(TIMES[k][1], v, f"{duration(v)}, {100 * v / total:.0f} %", TIMES[k][0]) for k, v in sums.items()]
+    names = {k: name for k, (_, name) in TIMES.items()}
+    names |= {"baseline": "training the first blocks", "final": "training what was found"} if facts.tailored else {}
+    pieces = [(names[k], v, f"{duration(v)}, {100 * v / total:.0f} %", TIMES[k][0]) for k, v in sums.items()]
     title = f"Time by kind of work: {duration(total)}"
     return Figure(
         "result-time",

@@ -23,6 +23,7 @@ from tailorvit.report.markup import (
     stage_name,
 )
 from tailorvit.report.reading import CONTEST, Facts, Network, Trial
+from tailorvit.report.tailored_facts import FIRST
 
 _BEST = 10
 _FRONT = 200  # dots of the front with hints; the line is always whole
@@ -265,7 +266,7 @@ def _generations(every: Sequence[Trial]) -> Figure | None:
 
 
 def _label(candidate: Network, place: int) -> str | int:
-    return candidate.name if candidate.name in ("baseline", "contest") else place
+    return candidate.name if candidate.name in ("baseline", "contest", FIRST) else place
 
 
 def _candidates(facts: Facts) -> Figure | None:
@@ -291,9 +292,8 @@ def _candidates(facts: Facts) -> Figure | None:
     return Figure(
         "candidates",
         title,
-        "The best networks of the search and the baseline were trained; * is the one delivered, chosen by the search"
-        " images. If"
-        f" the order changes much, train more candidates (final.candidates).{more}",
+        f"The best networks of the search and the {facts.result.rival} were trained; * is the one delivered, chosen"
+        f" by the search images. If the order changes much, train more candidates (final.candidates).{more}",
         ("candidate", "architecture", "parameters", "inherited", "after training", "test", "chosen"),
         [
             (_label(c, i), arch_in_words(c.arch), c.params, *row, c.chosen)

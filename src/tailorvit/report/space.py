@@ -102,7 +102,8 @@ def _spaces(facts: Facts, drawn: Mapping[str, str]) -> str:
     ]
     text += grid(head, rows, len(head) - 1)
     if len(facts.spaces) == 1 and not facts.decisions and facts.finished:
-        text += soft("The space was given and did not move.")
+        where = "comes from the pretrained network" if facts.tailored else "was given"
+        text += soft(f"The space {where} and did not move.")
     return text
 
 
