@@ -37,7 +37,7 @@ class Contender:
     def words(self) -> str:
         """Its name in a sentence."""
         known = {"found": "the network found", "baseline": "the hand-designed baseline"}
-        known |= {"contest": "the network as the contest left it", "first blocks": "the first blocks, taught alike"}
+        known |= {"contest": "the network as the contest left it", "first blocks": "the first blocks"}
         return known.get(self.name) or self.name.replace("found", "found network")
 
 

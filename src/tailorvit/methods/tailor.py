@@ -2,8 +2,9 @@
 
 The whole network is tuned to the images and becomes the teacher. Its heads and hidden units are put in the order of
 their importance, its stream is turned to its principal components and its blocks are ranked, so that every prefix
-keeps what matters. The network so ordered is the largest member of a supernet. Members near the limits are trained
-with the teacher's help, the best is searched among them and trained to the end, again with the teacher.
+keeps what matters. The network so ordered is the largest member of a supernet. Some members at the limit, deep and
+narrow to shallow and wide, are trained for a short while, and the best of them to the end; all learn from the teacher.
+Instead of that the supernet can be trained as a whole and searched (``tailor.search = "supernet"``).
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from tailorvit.families.tailored.order import principal_basis, reordered, rotate
 from tailorvit.families.tailored.plain import PlainTailored
 from tailorvit.families.tailored.spaces import cut_space, tailored_arch
 from tailorvit.methods import Method
+from tailorvit.methods.first_space import largest_of_row
 from tailorvit.methods.importance import block_order, importance
 from tailorvit.methods.peers import Peer
 from tailorvit.methods.session import Session, SpaceRecord, Supernet
 from tailorvit.rng import generator, seed_everything
-from tailorvit.search import Trial, merit
+from tailorvit.search import Candidate, Trial, merit
 from tailorvit.space import Space
 from tailorvit.train import Fixed, Teacher, TrainSettings, hits
 
@@ -49,7 +51,11 @@ if TYPE_CHECKING:
 
 COPY = "start"  # in the run folder: the pretrained network, so that a run resumes without a download
 ORDER_IMAGES, ORDER_BATCH = 512, 64  # training images on which parts are ranked
-SHARE, FEATURES = 0.5, 2.0  # of the teacher's outputs in the target; weight of its tokens
+SHARE, FEATURES = 0.5, 8.0  # of the teacher's outputs in the target; weight of its tokens (benchmarks/pretrained)
+DEPTHS, SHAPES = (1, 5 / 6, 2 / 3, 1 / 2, 1 / 3, 1 / 4), 4  # shares of the blocks; as many as fit, up to so many
+NARROWER = {"embed": 1.0, "heads": 1.7, "hidden": 2.2}  # powers of one share: hidden units are given up first
+SHARES = 64  # steps of it that are tried
+SHORT, WARMUP = 0.2, 0.2  # of the final epochs: a shape's trial; of its epochs: the warm-up at most
 MEMBERS = 2  # members of the supernet that a step trains
 WINDOW = 0.6  # members between this share of a limit and the limit are trained
 TRIES = 400  # draws for a member within a window, of which some ten per cent are
@@ -127,16 +133,17 @@ class PretrainedStart:
 
 
 def tailored_space(arch: Arch, settings: Mapping[str, Any]) -> Space:
-    """Every block may go but a quarter of them; heads one by one; widths in steps of an eighth."""
+    """Every block may go but a quarter of them; heads one by one; channels and hidden units in even steps."""
     depth, embed = int(arch.one("depth")), int(arch.one("embed"))
     heads, hidden = (int(max(arch.many(gene))) for gene in ("heads", "hidden"))
 
-    def steps(whole: int, least: int) -> list[int]:
-        eighth = max(1, whole // 8)
-        return sorted({whole - i * eighth for i in range(8 - least + 1)})
+    def steps(whole: int, parts: int, least: int) -> list[int]:
+        """The whole and what is left of it, part by part."""
+        part = max(1, whole // parts)
+        return sorted({whole - i * part for i in range(parts - least + 1)})
 
     depths = range(max(1, depth // 4), depth + 1)
-    return cut_space(depths, steps(hidden, 1), range(1, heads + 1), steps(embed, 3), **settings)
+    return cut_space(depths, steps(hidden, 48, 4), range(1, heads + 1), steps(embed, 24, 9), **settings)
 
 
 def read_pretrained(config: Config, run: Path | None = None) -> PretrainedStart:
@@ -190,6 +197,41 @@ def whole_blocks(network: PlainTailored, depth: int) -> Arch:
     )
 
 
+# -- even shapes ------------------------------------------------------------------------------------------------------
+
+
+def even_shapes(space: Space, meter: Meter) -> list[Arch]:
+    """Networks at the limits whose blocks are all alike, from all blocks and narrow to few blocks and wide."""
+    choices = {gene: space[gene].choices for gene in ("depth", *NARROWER)}
+
+    def nearest(gene: str, share: float) -> int:
+        wanted = share * max(choices[gene])
+        return int(min(choices[gene], key=lambda choice: (abs(choice - wanted), choice)))
+
+    found: dict[Arch, None] = {}
+    for part in DEPTHS:
+        depth = nearest("depth", part)
+        shares = (i / SHARES for i in range(1, SHARES + 1))
+        rows = ({gene: nearest(gene, share**power) for gene, power in NARROWER.items()} for share in shares)
+        shapes = list(dict.fromkeys(tailored_arch({"depth": depth, **genes}) for genes in rows))
+        arch = largest_of_row(iter(shapes), meter, Meter(space.family, dict(space.settings), meter.limits.counted()))
+        if arch is not None and len(found) < SHAPES:
+            found[arch if meter.limits.measured else _filled(arch, choices["hidden"], meter)] = None
+    return list(found)
+
+
+def _filled(arch: Arch, choices: Sequence[Any], meter: Meter) -> Arch:
+    """With more hidden units, as far as the limits allow."""
+    for hidden in choices:
+        if hidden > max(arch.many("hidden")):
+            genes = {gene: arch.one(gene) for gene in ("depth", "embed")}
+            wider = tailored_arch({**genes, "heads": list(arch.many("heads")), "hidden": int(hidden)})
+            if not meter.fits(wider):
+                break
+            arch = wider
+    return arch
+
+
 # -- the supernet -----------------------------------------------------------------------------------------------------
 
 
@@ -233,16 +275,19 @@ def counted_top(meter: Meter, space: Space) -> tuple[Metric, float]:
 
 
 class TailoredSupernet(Supernet):
-    """The supernet of an ordered network, trained near the limits with the teacher's help."""
+    """The supernet of an ordered network, as it is or trained near the limits with the teacher's help."""
 
-    def __init__(self, session: Session, network: PlainTailored, rule: NearLimits, teacher: Teacher) -> None:
+    def __init__(self, session: Session, network: PlainTailored, rule: NearLimits | None, teacher: Teacher) -> None:
         super().__init__(session, session.space, "supernet-0", None, teacher)
         self.network, self.rule = network, rule
+        self.epochs = 0 if rule is None else self.epochs
 
     def _train(self) -> nn.Module:
         session, settings = self.session, self.settings
         model = session.family.supernet(self.space, settings.drop_path)
         fill(model, self.network)
+        if self.rule is None:
+            return model.to(session.device).eval()
         evaluator = self._evaluate(model)
         watched = {"largest": self.space.largest(), "drawn": self.rule.archs_at(session.seed, 0)[0]}
 
@@ -251,6 +296,39 @@ class TailoredSupernet(Supernet):
             return dict(zip(watched, evaluator(list(watched.values())), strict=True))
 
         return session.fit(model, self.rule, settings, self.stage, accuracies, teacher=self.teacher)
+
+    def found(self, session: Session, name: str = "") -> list[Trial]:
+        """Networks within a session's limits with their accuracies: members searched, or shapes trained for a while."""
+        if self.rule is None:
+            return self._shapes(session, name)
+        self.model()  # trained here, so that its time does not count as the search's
+        stage = f"search-{name}" if name else "search"
+        return session.search(self.space, lambda asked, n: self.score("search", asked, n), stage)
+
+    def _shapes(self, session: Session, name: str) -> list[Trial]:
+        """Even shapes, each trained for a while; stored as they end."""
+        shapes, final, trials = even_shapes(self.space, session.meter), session.config.final.train, []
+        if not shapes:
+            raise InfeasibleError(
+                f"No network whose blocks are alike keeps {session.limits.describe()}; "
+                f"--set tailor.search=supernet looks among those whose blocks differ."
+            )
+        epochs = max(1, round(SHORT * final.epochs))
+        settings = replace(final, epochs=epochs, warmup=min(final.warmup, WARMUP * epochs))
+        for i, arch in enumerate(shapes):
+            stage = f"shape-{name}-{i}" if name else f"shape-{i}"
+            known = session.run.result(f"{stage} accuracy")
+            if known is None:
+                start = build(self.network.shared, arch, settings.drop_path)
+                start.load_state_dict(session.family.extract(self.model(), arch).state_dict())
+                model = session.plain(arch, settings, stage, start, self.teacher)
+                known = {"accuracy": session.search_accuracy(model)}
+                session.run.record_trials(stage, [vars(session.trial(Candidate(arch, "even"), known["accuracy"], 0))])
+                session.run.finish(f"{stage} accuracy", known)
+            session.run.drop_checkpoint(stage)
+            trials.append(session.trial(Candidate(arch, "even"), float(known["accuracy"]), 0))
+            session.progress.step("shapes", i + 1, len(shapes), {"accuracy": trials[-1].accuracy})
+        return trials
 
 
 # -- the method -------------------------------------------------------------------------------------------------------
@@ -277,9 +355,9 @@ def tailor(session: Session) -> dict[str, Any]:
     sizes = front_sizes(session)
     tops = (counted_top(session.meter, session.space), *(("params", size) for size in sizes))
     rule = NearLimits(session.space, session.meter, tuple(dict.fromkeys(tops)))
-    supernet = TailoredSupernet(session, whole.network, rule, teacher)
-    supernet.model()  # trained here, so that its time does not count as the search's
-    trials = session.search(session.space, lambda found, n: supernet.score("search", found, n))
+    trained = session.config.tailor.search == "supernet"
+    supernet = TailoredSupernet(session, whole.network, rule if trained else None, teacher)
+    trials = supernet.found(session)
     beside = [_whole_peer(session, whole)]
     rivals = _first_blocks(session, whole, baseline_training(session, supernet), teacher)
     front = [_of_size(session, supernet, size, teacher) for size in sizes]
@@ -406,8 +484,7 @@ def _of_size(session: Session, supernet: TailoredSupernet, size: float, teacher:
     limited = Limits.of(max_params=size)
     own = Session(replace(session.plan, limits=limited), session.run, session.progress)
     own._search_batches = session.search_batches()
-    trials = own.search(session.space, lambda found, n: supernet.score("search", found, n), f"search-{name}")
-    best = min(trials, key=merit)
+    best = min(supernet.found(own, name), key=merit)
     model = final_network(own, best.arch, supernet, f"final-{name}", None, teacher)
     return Sized(size, best, model, own.search_accuracy(model))
 

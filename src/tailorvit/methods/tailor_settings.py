@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tailorvit import units
 from tailorvit.errors import TailorError
@@ -15,6 +16,7 @@ class TailorSettings:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
     front: list[str | int] = field(default_factory=list)  # sizes such as "2M": one network is delivered for each
+    search: Literal["shapes", "supernet"] = "shapes"  # a few even shapes by short trainings, or evolution in a supernet
     epochs: int = 25  # of the whole network's fine-tuning, before anything is cut
     lr: float = 1e-4  # in it
 
