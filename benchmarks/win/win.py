@@ -123,6 +123,41 @@ def defaults() -> str:
     return markdown((*head, "search %", "test %"), lines)
 
 
+def ends() -> str:
+    """Two augmentations in the climb and at the end, where the contest trained both to the end."""
+    lines = []
+    for r in sorted(rows("runs-2026-11-18.jsonl"), key=lambda r: (r["data"], r["seed"])):
+        made = {c["augment"]: c for c in r.get("candidates", ()) if c["name"] != "contest"}
+        if r["case"] != "default" or len(made) < 2:
+            continue
+        rung = next(g["rung"] for g in r["contest"]["rungs"] if g["asks"] == "augmentation")
+        climb = {e["augment"]: g["accuracy"] for e in r["contest"]["entries"] for g in e["rungs"] if g["rung"] == rung}
+        figures = [climb[name] for name in ("mild", "light")]
+        figures += [made[name][k] for k in ("final_search_accuracy", "test_accuracy") for name in ("mild", "light")]
+        lines.append([r["data"], r["seed"], *(number(f, 1) for f in figures)])
+    head = ("images", "seed", "climb: mild", "light", "end, search: mild", "light", "end, test: mild", "light")
+    return markdown(head, lines)
+
+
+def peers() -> str:
+    """Models of timm at full length beside the default run."""
+    found = rows("runs-2026-11-18.jsonl")
+    ours = {(r["data"], r["seed"]): r["test_accuracy"] for r in found if r["case"] == "default"}
+    lines = [
+        [
+            r["data"],
+            r["seed"],
+            f"timm:{r['peer']}",
+            r["augment"],
+            number(r["test"], 1),
+            number(ours[r["data"], r["seed"]], 1),
+        ]
+        for r in sorted(found, key=lambda r: (r["data"], r["seed"]))
+        if r["case"] == "peers"
+    ]
+    return markdown(("images", "seed", "model", "augmentation", "test %", "the default run, test %"), lines)
+
+
 def starts() -> str:
     """Rules of initialisation, one line a network."""
     found = [r for r in rows("flowers-2026-11-18.jsonl") if "init" in r]
@@ -242,7 +277,23 @@ def latency() -> str:
 
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    makers = (designs, longer, screened, defaults, starts, networks, ladder, run, worth, short, photos, cpu, latency)
+    makers = (
+        designs,
+        longer,
+        screened,
+        defaults,
+        ends,
+        peers,
+        starts,
+        networks,
+        ladder,
+        run,
+        worth,
+        short,
+        photos,
+        cpu,
+        latency,
+    )
     return {maker.__name__: maker() for maker in makers}
 
 
