@@ -173,14 +173,14 @@ def _with_default_limit(config: Config, data: Data, start: Start | None = None) 
     pretrained network without any limit is cut to half its size.
     """
     limits = config.budget()
+    floor = next((low for metric, low, _ in limits if metric == "params" and low), 0.0)
     if isinstance(start, PretrainedStart):
         if any(high for _, _, high in limits):
             return config
         half = sum(tensor.numel() for tensor in start.pretrained.state.values()) // 2
-        return replace(config, limits={**config.limits, "max_params": half})
+        return replace(config, limits={**config.limits, "max_params": max(half, 2 * floor)})
     if not _searches(config) or config.space != "auto" or any(high for m, _, high in limits if m in COUNTED):
         return config
-    floor = next((low for metric, low, _ in limits if metric == "params" and low), 0.0)
     highest = max(units.parse(default_limit(data.counts["train"]), "params"), 2 * floor)
     return replace(config, limits={**config.limits, "max_params": highest})
 
