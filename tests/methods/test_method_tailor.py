@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from timm.layers import SwiGLU
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -365,3 +366,41 @@ def test_auto_without_a_hub_says_why_at_once_and_goes_on(tmp_path, monkeypatch, 
     (note,) = notes(tmp_path / "run")
     assert result["method"] == "s4" and "hub is out of reach" in note and note.endswith("goes on from scratch.")
     assert note in capsys.readouterr().out.replace("\n", " ")
+
+
+# -- tiny forms and images of one's own -------------------------------------------------------------------------------
+
+
+def test_the_tiny_form_keeps_what_the_user_brings():
+    alone = api.recipe_for("tailor", front="2M", tiny=True)
+    assert (alone.start.network, alone.data.source, alone.tailor.front) == ("random:tiny", "digits", [])
+    assert alone.tailor.epochs <= 2 and alone.limits == {} and alone.data.image_size == 8
+    brought = api.recipe_for(None, start="random:tiny", front="12k", limits={"max_params": "18k"}, tiny=True)
+    assert brought.tailor.front == ["12k"] and brought.limits == {"max_params": "18k"}
+    asked = api.recipe_for(None, start="random:tiny", image_size=12, tiny=True, settings=["tailor.epochs=4"])
+    assert asked.data.image_size == 12 and asked.tailor.epochs == 4
+
+
+def test_a_folder_of_pictures_with_a_network_from_a_file(tmp_path):
+    """Patches of 7 px, so 32 px would not do; grey pictures among colour ones are no matter."""
+    for colour, name in enumerate(("red", "green")):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(16):
+            pixels = np.random.default_rng(number).integers(0, 120, (40, 48, 3), dtype=np.uint8)
+            pixels[8:30, 8:30, colour] = 250
+            image = Image.fromarray(pixels)
+            (image if number else image.convert("L")).save(tmp_path / "data" / name / f"{number}.png")
+    theirs = VisionTransformer(**{**TINY, "img_size": 28, "patch_size": 7, "global_pool": "avg"})
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    options = {"data": str(tmp_path / "data"), "tiny": True, "settings": ["train.batch=8"], "progress": "quiet"}
+    result = tailorvit.run(start=f"{tmp_path / 'w.pth'}#heads=3", out=tmp_path / "run", **options)
+    assert result["method"] == "tailor" and result["settings"]["image_size"] == [35, 35]
+    assert result["settings"]["channels"] == 3 and result["data"]["classes"] == 2
+    (scores,) = tailorvit.load(tmp_path / "run").predict([tmp_path / "data" / "red" / "1.png"])
+    assert set(scores) == {"red", "green"}
+
+
+def test_without_a_size_images_are_whole_patches_and_no_larger_than_the_network_knew():
+    start = made()
+    assert start.fitting_size((9, 7)) == (8, 8) and start.fitting_size((5, 1)) == (4, 2)
+    assert start.fitting_size((500, 6)) == (8, 6)

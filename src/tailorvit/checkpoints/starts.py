@@ -79,7 +79,7 @@ def _from_hf(text: str, name: str, weights: str | None) -> NamedWeights:
     return libraries.read_hf(text, name, "hf:FOLDER takes a local copy")
 
 
-_TINY = {"img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 0}
+_TINY: dict[str, Any] = {"img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 0}
 
 
 def _from_random(text: str, name: str, weights: str | None) -> NamedWeights:
