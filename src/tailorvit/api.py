@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from tailorvit import units
+from tailorvit.checkpoints.starts import first_at_hand
 from tailorvit.config import (
     METHOD_DEFAULTS,
     Config,
@@ -45,6 +46,7 @@ from tailorvit.tiny import tiny as tiny_form
 
 DEFAULT_RECIPE = "s4-digits"
 TAILOR = "tailor"  # the method, and its recipe, for a pretrained start
+AUTO, USUAL_SIDE = "auto", 224  # --from auto, and the side in pixels that it takes images to have
 Size = str | int | float | None  # of a limit: "5M", "12ms", or a plain number
 Front = str | Sequence[str | int] | None  # sizes: "2M,4M" or ["2M", 4_000_000]
 Changes = Sequence[str] | Mapping[str, Any]  # of recipe keys: ["train.epochs=50"] or {"train.epochs": 50}
@@ -175,16 +177,40 @@ def run(
         "image_size": image_size,
         "budget": budget,
     }
-    return _begin(recipe_for(recipe, **options, seed=seed, settings=settings, tiny=tiny), out, progress)
+    recipe, options, note = chosen_start(recipe, options)
+    return _begin(recipe_for(recipe, **options, seed=seed, settings=settings, tiny=tiny), out, progress, note)
 
 
 def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
     """What a run would do and how long it would take, with nothing trained or written; options as for :func:`run`."""
     limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
+    recipe, options, note = chosen_start(recipe, {**options, "limits": limits})
     with preserved_state():
-        made = prepare(recipe_for(recipe, limits=limits, **options))
+        made = prepare(recipe_for(recipe, **options))
         with _rehearsal(made, "quiet") as session:
-            return planned(session)
+            found = planned(session)
+    return {**found, "lines": [*([note] if note else []), *found["lines"]]}
+
+
+def chosen_start(
+    recipe: str | Path | None, options: Mapping[str, Any]
+) -> tuple[str | Path | None, dict[str, Any], str]:
+    """``--from auto`` as the network it stands for, with a sentence that says which.
+
+    Where none can be had, the sentence says why, and the run is the one that it would be without a start.
+    """
+    if options.get("start") != AUTO or options.get("method") not in (None, TAILOR):
+        return recipe, dict(options), ""
+    if options.get("weights") is not None:
+        raise TailorError(f"--weights '{options['weights']}' goes with a named network, not with --from auto.")
+    side, limit = options.get("image_size") or USUAL_SIDE, (options.get("limits") or {}).get("max_params")
+    found, note = first_at_hand((side, side), None if limit is None else units.parse(limit, "params"))
+    if found is not None:
+        return recipe, {**options, "start": found.source}, note
+    left_out = " and for one size only" if options.get("front") else ""
+    recipe = None if recipe is not None and str(recipe) == TAILOR else recipe
+    note = f"{note.rstrip('.')}; so the run goes on from scratch{left_out}."
+    return recipe, {**options, "start": None, "method": None, "front": None}, note
 
 
 @contextlib.contextmanager
@@ -339,8 +365,11 @@ def finetune_recipe(
 # -- begin, resume, work ----------------------------------------------------------------------------------------------
 
 
-def _begin(config: Config, out: str | Path | None, progress: Mode | None) -> Result:
-    """Check, make the folder, work; torch and the random generators are left as they were."""
+def _begin(config: Config, out: str | Path | None, progress: Mode | None, note: str = "") -> Result:
+    """Check, make the folder, work; torch and the random generators are left as they were.
+
+    A note on what was chosen for the user is kept in info.json, and said.
+    """
     with preserved_state():
         plan = prepare(config)
         folder = Path(out) if out is not None else _free_folder(plan.config)
@@ -349,7 +378,8 @@ def _begin(config: Config, out: str | Path | None, progress: Mode | None) -> Res
         if seconds is not None:  # a budget that is too short is refused here
             with _rehearsal(plan, progress) as session:
                 ahead = plan_time(session, plan.entries, seconds)
-        with Run.create(folder, to_toml(plan.config), _info(plan)) as record:
+        info = {**_info(plan), **({"note": note} if note else {})}
+        with Run.create(folder, to_toml(plan.config), info) as record:
             record.write_json("splits", plan.data.split_record())
             if ahead is not None:
                 record.finish("plan", ahead)
@@ -461,6 +491,8 @@ def _open_session(session: Session) -> None:
         text = f"{len(data.skipped)} unreadable image(s) were skipped, the first: {data.skipped[0][0]}."
         session.log("skipped", text, files=names)
     session.progress.say(_opening(session))
+    if note := session.run.info.get("note"):
+        session.log_once("start", note)
     for sentence in data.notes:
         session.log_once("data", sentence)
     if data.trunk is not None:

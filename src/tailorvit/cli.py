@@ -81,7 +81,7 @@ def run(
     weights: Annotated[str | None, typer.Option(help="Local copy of its weights; nothing is downloaded.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
     method: Annotated[
-        str | None, typer.Option(help="contest, s4, s3, autoformer, bignas, hat, tf-tas, fixed or finetune.")
+        str | None, typer.Option(help="contest, tailor, s4, s3, autoformer, bignas, hat, tf-tas, fixed or finetune.")
     ] = None,
     max_params: MaxParams = None,
     min_params: MinParams = None,

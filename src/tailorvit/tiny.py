@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tailorvit.checkpoints.starts import open_pretrained
 from tailorvit.config import Config, configure, merged
 from tailorvit.costs.limits import COUNTED
 from tailorvit.costs.meter import Meter
@@ -15,8 +16,10 @@ from tailorvit.seek.s4 import MAX_DIMS
 from tailorvit.space import Space
 
 TRAIN = {"epochs": 2, "batch": 64, "warmup": 0.5, "compile": False, "precision": "fp32", "augment": "mild"}
+START = "random:tiny"  # where the user brings no pretrained network
 LIMIT = 400  # images a split
-CONTEST_LIMIT = 100  # in a contest, which is some twenty trainings
+FEW_LIMIT = 100  # in a contest, which is some twenty trainings, and for a pretrained network, which is large
+SIDE = 32  # px of the user's own images
 
 
 def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
@@ -43,16 +46,36 @@ def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
     )
     small.pop("time", None)  # epochs decide
     small["search"] = {"name": config.searcher, **SEARCHERS[config.searcher].tiny}
-    limit = CONTEST_LIMIT if config.method == "contest" or config.family == "auto" else LIMIT
+    few = config.method == "contest" or config.family == "auto" or bool(config.start.network)
+    limit = FEW_LIMIT if few else LIMIT
     small["data"] = {**dict(recipe.get("data", {})), "limit": limit}
     if config.trunk.source:
         small["trunk"] = {"source": "random:tiny", "mirror": config.trunk.mirror}
     if config.method == "finetune":
         return small  # the network, and with it the image size, is there already
+    if config.method == "tailor":
+        return _tailored(config, small, own_data)
     if own_data:
-        small["data"].setdefault("image_size", 32)
+        small["data"].setdefault("image_size", SIDE)
         return small
     return {**small, "data": {"source": "digits", "limit": limit}, **_for_digits(config)}
+
+
+def _tailored(config: Config, small: dict[str, Any], own_data: bool) -> dict[str, Any]:
+    """The user's pretrained network or a small random one, at some patches a side; without a limit it is halved."""
+    start = {**small.get("start", {}), "network": config.start.network or START}
+    patch = open_pretrained(start["network"], config.start.weights or None).settings.patch
+    data = small["data"] if own_data else {"source": "digits", "limit": small["data"]["limit"]}
+    side = patch * max(2, round((SIDE if own_data or patch > 4 else 8) / patch))
+    # Limits and sizes in millions are none of a small random network's.
+    front = list(config.tailor.front) if config.start.network else []
+    return {
+        **small,
+        "start": start,
+        "data": {"image_size": side, **data},
+        "limits": dict(config.limits) if config.start.network else {},
+        "tailor": {"epochs": TRAIN["epochs"], "lr": config.tailor.lr, "front": front},
+    }
 
 
 def _for_digits(config: Config) -> dict[str, Any]:

@@ -340,6 +340,6 @@ def test_methods_table():
     assert set(METHODS) >= {"s4", "s3", "autoformer", "bignas", "hat", "tf-tas", "fixed"}
     for name, record in METHODS.items():
         assert record.name == name and record.summary
-    known = r"Known: autoformer, bignas, contest, finetune, fixed, hat, s3, s4, tf-tas\."
+    known = r"Known: autoformer, bignas, contest, finetune, fixed, hat, s3, s4, tailor, tf-tas\."
     with pytest.raises(TailorError, match=known):
         METHODS["s5"]

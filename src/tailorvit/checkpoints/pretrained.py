@@ -24,7 +24,7 @@ from tailorvit.families.resize import resized
 from tailorvit.families.tailored.plain import PlainTailored, TailoredSettings
 from tailorvit.families.tailored.spaces import tailored_arch
 from tailorvit.rng import seed_everything
-from tailorvit.runs.atomic import dumps, write_bytes
+from tailorvit.runs import atomic
 
 # After the blocks a new head comes; timm has the last norm behind the pooling in some networks.
 _UNUSED = re.compile(r"(head|fc_norm|attn_pool|head_drop|mask_token|proj$|ln_post|post_layernorm).*")
@@ -78,8 +78,8 @@ class Pretrained:
 
         folder.mkdir(parents=True, exist_ok=True)
         card = {"source": self.source, "arch": self.arch.to_dict(), "settings": self.settings.to_dict()}
-        write_bytes(folder / TENSORS, save(dict(self.state), {"format": "pt"}))
-        write_bytes(folder / CARD, dumps({**card, "mean": self.mean, "std": self.std}, indent=1).encode())
+        atomic.write_bytes(folder / TENSORS, save(dict(self.state), {"format": "pt"}))
+        atomic.write_bytes(folder / CARD, atomic.dumps({**card, "mean": self.mean, "std": self.std}, indent=1).encode())
 
     @classmethod
     def load(cls, folder: Path) -> Pretrained:

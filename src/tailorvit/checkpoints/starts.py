@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tailorvit.checkpoints.files import read_state
@@ -17,6 +18,7 @@ from tailorvit.errors import TailorError, unknown
 from tailorvit.families.network import Sides, State
 from tailorvit.families.tailored.plain import tailored_settings
 from tailorvit.families.tailored.spaces import tailored_arch
+from tailorvit.rng import derive
 from tailorvit.trunks import libraries
 from tailorvit.trunks.layouts import NORMS, recognise_layout
 from tailorvit.trunks.libraries import NamedWeights
@@ -24,7 +26,7 @@ from tailorvit.trunks.libraries import NamedWeights
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 FORMS = (
     "timm:NAME, hf:NAME or hf:FOLDER, open_clip:MODEL/PRETRAINED, a weight file (.safetensors, .pt, .pth, .bin), "
-    "the folder of a tailored network, or auto"
+    "the folder of a tailored network, auto, or random:tiny for tests"
 )
 _ACTS = ("gelu", "gelu_tanh", "quick_gelu", "silu")
 _HEAD_WIDTH = 64  # of nearly every published vision transformer
@@ -40,7 +42,7 @@ def open_pretrained(text: str, weights: str | None = None) -> Pretrained:
     The eps of the norms is taken to be 1e-5 in CLIP's networks and 1e-6 in others.
     """
     kind, _, name = text.partition(":")
-    readers = {"timm": _from_timm, "open_clip": _from_open_clip, "hf": _from_hf}
+    readers = {"timm": _from_timm, "open_clip": _from_open_clip, "hf": _from_hf, "random": _from_random}
     if name and kind in readers:
         return _pretrained(text, readers[kind](text, name, weights))
     if weights is not None:
@@ -75,6 +77,30 @@ def _from_hf(text: str, name: str, weights: str | None) -> NamedWeights:
     if weights is not None:
         raise TailorError(f"--weights '{weights}' does not go with '{text}'; hf:FOLDER takes a local copy.")
     return libraries.read_hf(text, name, "hf:FOLDER takes a local copy")
+
+
+_TINY: dict[str, Any] = {"img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 0}
+
+
+def _from_random(text: str, name: str, weights: str | None) -> NamedWeights:
+    """An untrained network, always the same: for tests and tiny forms."""
+    if name != "tiny":
+        raise unknown("random network", text, ("random:tiny",))
+    if weights is not None:
+        raise TailorError(f"--weights '{weights}' does not go with '{text}', whose weights are random.")
+    from timm.models.vision_transformer import VisionTransformer
+
+    with torch.random.fork_rng(devices=[]):
+        made = VisionTransformer(**_TINY)
+    rng = torch.Generator().manual_seed(derive(0, "start", name))
+    with torch.no_grad():
+        for key, tensor in made.state_dict().items():
+            if key.endswith("bias"):
+                tensor.zero_()
+            elif "norm" not in key:  # unit gain keeps the differences between images through all blocks
+                gain = tensor.shape[1:].numel() ** -0.5 if key.endswith("weight") else 0.5
+                tensor.copy_(gain * torch.randn(tensor.shape, generator=rng))
+    return libraries.from_timm(text, made, norm=NORMS["half"])
 
 
 def _named(weights: str) -> State:

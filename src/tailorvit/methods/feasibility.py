@@ -70,5 +70,5 @@ def limits_to_check(config: Config, limits: Limits) -> Limits:
 
     A space made for measured limits was measured a moment ago, and a busier clock must not refuse it now.
     """
-    made = config.space == "auto" and config.method not in ("fixed", "finetune")
+    made = config.space == "auto" and config.method not in ("fixed", "finetune", "tailor")
     return limits.counted() if made and not any(low for m, low, _ in limits if m not in COUNTED) else limits

@@ -26,7 +26,7 @@ from tailorvit.methods.peers import check_peers
 from tailorvit.methods.released import space_of_released
 from tailorvit.methods.schedule import DEFAULTS as DEFAULT_SECONDS
 from tailorvit.methods.session import Plan
-from tailorvit.methods.tailor import PretrainedStart
+from tailorvit.methods.tailor import PretrainedStart, require_front
 from tailorvit.methods.trunk import tower_of, trunk_data
 from tailorvit.search import SEARCHERS
 from tailorvit.space import Space
@@ -65,6 +65,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     if saved_splits is None:  # a resumed run was checked; measuring a latency again could refuse it
         meter = Meter.for_space(space, limits_to_check(config, limits), device=device)
         require_feasible(config, space, meter, arch)
+        require_front(config, space, meter)
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
     config = replace(
         config,
@@ -172,14 +173,14 @@ def _with_default_limit(config: Config, data: Data, start: Start | None = None) 
     pretrained network without any limit is cut to half its size.
     """
     limits = config.budget()
+    floor = next((low for metric, low, _ in limits if metric == "params" and low), 0.0)
     if isinstance(start, PretrainedStart):
         if any(high for _, _, high in limits):
             return config
         half = sum(tensor.numel() for tensor in start.pretrained.state.values()) // 2
-        return replace(config, limits={**config.limits, "max_params": half})
+        return replace(config, limits={**config.limits, "max_params": max(half, 2 * floor)})
     if not _searches(config) or config.space != "auto" or any(high for m, _, high in limits if m in COUNTED):
         return config
-    floor = next((low for metric, low, _ in limits if metric == "params" and low), 0.0)
     highest = max(units.parse(default_limit(data.counts["train"]), "params"), 2 * floor)
     return replace(config, limits={**config.limits, "max_params": highest})
 

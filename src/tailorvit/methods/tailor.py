@@ -152,6 +152,8 @@ def read_pretrained(config: Config, run: Path | None = None) -> PretrainedStart:
         return PretrainedStart(Pretrained.load(run / COPY))
     if not config.start.network:
         raise TailorError("Method 'tailor' needs a pretrained network: --from timm:NAME, hf:NAME, open_clip:NAME/TAG.")
+    if config.start.network == "auto":  # it may end in a run from scratch, which a recipe for this method is not
+        raise TailorError("start.network of a recipe cannot be 'auto': name a network, or give --from auto.")
     return PretrainedStart(open_pretrained(config.start.network, config.start.weights or None))
 
 
@@ -264,10 +266,13 @@ class NearLimits:
 
 
 def counted_top(meter: Meter, space: Space) -> tuple[Metric, float]:
-    """The upper limit that members are drawn by: of a counted cost, or a measured one turned into MACs."""
+    """The upper limit that members are drawn by: of a counted cost, or a measured one turned into MACs.
+
+    Never more than the whole network has, near which members are drawn where a limit leaves room for all of it.
+    """
     for metric, _, high in meter.limits.counted():
         if high is not None:
-            return metric, high
+            return metric, min(high, meter.most(metric, space))
     largest = space.largest()
     macs = meter.cost("macs", largest)
     shares = [high / meter.cost(metric, largest) for metric, _, high in meter.limits if high is not None]
@@ -353,7 +358,8 @@ def tailor(session: Session) -> dict[str, Any]:
     SpaceRecord(session).space_reached(0, session.space)
     teacher = Teacher(whole.network, SHARE, FEATURES)
     sizes = front_sizes(session)
-    tops = (counted_top(session.meter, session.space), *(("params", size) for size in sizes))
+    most = session.meter.most("params", session.space)
+    tops = (counted_top(session.meter, session.space), *(("params", min(size, most)) for size in sizes))
     rule = NearLimits(session.space, session.meter, tuple(dict.fromkeys(tops)))
     trained = session.config.tailor.search == "supernet"
     supernet = TailoredSupernet(session, whole.network, rule if trained else None, teacher)
@@ -377,6 +383,8 @@ def _whole(session: Session) -> Whole:
     settings = replace(config.final.train, epochs=config.tailor.epochs, lr=config.tailor.lr)
     tuned = start.network(session.data, session.seed, settings.drop_path)
     session.log_once("start", _opening(session, start))
+    if session.meter.fits(session.space.largest()):
+        session.log_once("start", "The whole network keeps the limits, so nothing needs to be cut.")
     seed_everything(session.seed, "init", "plain")
     session.fit(tuned, Fixed(), settings, "whole", lambda: {"search_accuracy": session.search_accuracy(tuned)})
     stage = "ordered"
@@ -453,17 +461,21 @@ def _first_blocks(session: Session, whole: Whole, settings: TrainSettings, teach
 # -- several sizes ----------------------------------------------------------------------------------------------------
 
 
-def front_sizes(session: Session) -> list[float]:
-    """The sizes of --front, without one that is the run's own limit."""
-    own = session.limits.high("params")
-    sizes = [float(units.parse(size, "params")) for size in session.config.tailor.front]
-    for size in sizes:
-        least = session.meter.least("params", session.space)
-        if size < least:
+def require_front(config: Config, space: Space, meter: Meter) -> None:
+    """Refuse a size of --front that no network of the space keeps, before anything is trained."""
+    for size in config.tailor.front:
+        least = meter.least("params", space)
+        if units.parse(size, "params") < least:
             raise InfeasibleError(
-                f"--front {units.show(size)} is too small: the smallest network of the space has {units.show(least)}."
+                f"--front {size} is too small: the smallest network of the space has {units.show(least)} parameters."
             )
-    return sorted({size for size in sizes if size != own})
+
+
+def front_sizes(session: Session) -> list[float]:
+    """The sizes of --front, without one that is the run's own limit; those that are written alike are one."""
+    own = session.limits.high("params")
+    sizes = (float(units.parse(size, "params")) for size in session.config.tailor.front)
+    return sorted({units.show(size): size for size in sizes if size != own}.values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,120 @@
+"""A pretrained network that is tailored, killed and resumed ends exactly as without a kill, its source gone or not."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tailorvit.checkpoints.starts import open_pretrained
+from tailorvit.errors import TailorError
+from tailorvit.report import write_report
+from tailorvit.runs import Run
+
+SETS = ["train.checkpoint_seconds=0", "final.train.checkpoint_seconds=0", "analysis.images=0", "analysis.mistakes=0"]
+SETS += ["train.drop_path=0.1", "final.train.drop_path=0.1"]
+# What is being written when the run is killed.
+MOMENTS = {
+    "start": "file pretrained.safetensors",
+    "whole": "epochs whole",
+    "ordered, before its weights": "file ordered",
+    "ordered, before its facts": "stages ordered",
+    "supernet": "epochs supernet-0",
+    "search": "trials search",
+    "baseline": "epochs baseline",
+    "size, its training": "epochs final-12k",
+    "final": "epochs final",
+    "choice": "stages choice",
+    "size, its network": "file network.safetensors",
+    "result": "file result.json",
+}
+COPIED = list(MOMENTS).index("whole")
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return weights(tmp_path / "start.safetensors")
+
+
+def weights(path: Path) -> Path:
+    """A weight file by timm's names."""
+    state = open_pretrained("random:tiny").state
+    save_file(dict(state), path)
+    return path
+
+
+def options(source: Path, folder: Path) -> dict:
+    return {
+        "recipe": "tailor",
+        "start": f"{source}#heads=3",
+        "max_params": "18k",
+        "front": "12k",
+        "out": str(folder),
+        "tiny": True,
+        "seed": 3,
+        "settings": SETS,
+    }
+
+
+def outcome(folder: Path) -> dict:
+    """Everything a run found, without times and places."""
+    result = json.loads((folder / "result.json").read_text())
+    result.pop("seconds")
+    result["whole"].pop("network")
+    with Run.open(folder, lock=False) as run:
+        tables = {
+            "trials": run.trials(),
+            "spaces": run.spaces(),
+            "epochs": [{k: v for k, v in e.items() if k != "images_per_second"} for e in run.epochs()],
+        }
+    places = {name: folder / name / "network.safetensors" for name in ("network", "front/12k")}
+    return {"result": result, **{name: path.read_bytes() for name, path in places.items()}, **tables}
+
+
+@pytest.fixture(scope="module")
+def whole(forks, tmp_path_factory):
+    """The uninterrupted run, with the writes it made."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, writes = forks.do("run", **options(weights(folder / "start.safetensors"), folder / "run"))
+    assert code == 0, forks.said()
+    return outcome(folder / "run"), writes
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_in_every_stage(forks, whole, source, tmp_path, moment):
+    reference, writes = whole
+    at = [
+        i
+        for i, w in enumerate(writes)
+        if (w.split(" ", 1)[1] + " ").startswith((MOMENTS[moment] + " ", MOMENTS[moment] + "."))
+    ]
+    assert at, sorted({w.split(" ", 1)[1] for w in writes})
+    folder = tmp_path / "run"
+    code, seen = forks.do("run", moment=at[len(at) // 2] + 1, **options(source, folder))
+    assert code == -signal.SIGKILL and MOMENTS[moment] in seen[-1]
+    assert "<html" in write_report(folder).read_text(encoding="utf-8")
+    if list(MOMENTS).index(moment) >= COPIED:
+        source.unlink()  # the run has its own copy by now
+    assert forks.do("resume", str(folder))[0] == 0, forks.said()
+    found = outcome(folder)
+    for key in reference:
+        assert found[key] == reference[key], key
+
+
+def test_a_start_that_has_changed_is_refused(forks, whole, source, tmp_path):
+    """Killed before the copy was whole: the file is read again, and it must be the one the run began with."""
+    _, writes = whole
+    at = next(i for i, w in enumerate(writes) if w == "within file pretrained.safetensors") + 1
+    folder = tmp_path / "run"
+    assert forks.do("run", moment=at, **options(source, folder))[0] == -signal.SIGKILL
+    state = load_file(source)
+    state["blocks.0.attn.proj.weight"] += 1
+    save_file(state, source)
+    assert forks.do("resume", str(folder))[0] == 1
+    assert "The starting network of this run has changed since the run began" in forks.said()
+    source.unlink()
+    assert forks.do("resume", str(folder))[0] == 1
+    assert TailorError.__name__ in forks.said().splitlines()[-1]
