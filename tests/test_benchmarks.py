@@ -27,6 +27,7 @@ import gpu_steps
 import gpu_tables
 import house
 import ladder
+import pretrained
 import ranking
 import slopes
 import takeaway
@@ -45,6 +46,7 @@ PAGES = {
     "digits": [digits, bignas],
     "house": [house],
     "ladder": [ladder],
+    "pretrained": [pretrained],
     "ranking": [ranking],
     "slopes": [slopes],
     "speed": [gpu, cpu, dss, tiles],

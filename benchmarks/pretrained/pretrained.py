@@ -32,7 +32,7 @@ WORDS = {
 
 def rows() -> list[Row]:
     """Stored trainings that came to an end; of those made again, for test images, the last."""
-    lines = [line for path in sorted(RESULTS.glob("*.jsonl")) for line in path.read_text("utf-8").splitlines()]
+    lines = [line for path in sorted(RESULTS.glob("rivals-*.jsonl")) for line in path.read_text("utf-8").splitlines()]
     found = [row for row in map(json.loads, lines) if "failed" not in row and "images" not in row]
     return list({key(row): row for row in found}.values())
 
@@ -82,9 +82,61 @@ def rivals() -> str:
     return markdown(("images", "network", *(f"at most {limit / 1e6:.0f}M" for limit in LIMITS)), lines)
 
 
+def lines_of(name: str) -> list[Row]:
+    """Rows of study.py that came to an end."""
+    found = map(json.loads, (RESULTS / name).read_text(encoding="utf-8").splitlines())
+    return [row for row in found if "failed" not in row]
+
+
+BASE = {"lr": 5e-4, "share": 0.5, "features": 2.0, "augment": "mild", "order": "ours"}
+CHANGED = {
+    "lr": "learning rate {}",
+    "features": "weight {} of the teacher's tokens",
+    "share": "share {} of the teacher's outputs",
+    "augment": "{} augmentation",
+    "order": "ordered by {}",
+}
+
+
+def shapes() -> str:
+    """Even shapes at two sizes."""
+    found = [r for r in lines_of("cuts-2026-11-18.jsonl") if all(r[k] == v for k, v in BASE.items())]
+    lines = [[r["shape"], number(r["params"]), number(r["untrained"], 1), number(r["search"], 1)] for r in found]
+    return markdown(("shape", "parameters", "search % before training", "search %"), lines)
+
+
+def changes() -> str:
+    """The deep shapes with one thing changed."""
+    seen: dict[str, dict[str, float]] = {}
+    for row in lines_of("cuts-2026-11-18.jsonl"):
+        differ = [text.format(row[k]) for k, text in CHANGED.items() if row[k] != BASE[k]]
+        words = "no teacher" if not (row["share"] or row["features"]) else ", ".join(differ) or "as above"
+        if row["shape"].endswith("deep"):
+            seen.setdefault(words, {})[row["shape"]] = row["search"]
+    lines = [[words, *(number(own.get(shape), 1) for shape in ("6M deep", "3M deep"))] for words, own in seen.items()]
+    return markdown(("changed", "6M deep, search %", "3M deep, search %"), lines)
+
+
+def supernet() -> str:
+    """A run that searched a supernet."""
+    (row,) = lines_of("supernet-2026-11-18.jsonl")
+    found, first = row["candidates"]
+    named = [("found, at most 11M", found), ("first blocks", first)]
+    lines = [
+        [name, number(c["params"]), number(c["search_accuracy"], 1), number(c["final_search_accuracy"], 1)]
+        for name, c in named
+    ]
+    lines[1][2] = "-"  # nothing to inherit
+    for own in reversed(row["sizes"]):
+        name = f"found, at most {own['size'] / 1e6:.0f}M"
+        figures = (number(own[k], 1) for k in ("inherited_accuracy", "final_search_accuracy"))
+        lines.append([name, number(own["params"]), *figures])
+    return markdown(("network", "parameters", "inherited, search %", "trained to the end, search %"), lines)
+
+
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    return {maker.__name__: maker() for maker in (whole, rivals)}
+    return {maker.__name__: maker() for maker in (shapes, changes, supernet, whole, rivals)}
 
 
 if __name__ == "__main__":

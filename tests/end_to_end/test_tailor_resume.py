@@ -22,8 +22,9 @@ MOMENTS = {
     "whole": "epochs whole",
     "ordered, before its weights": "file ordered",
     "ordered, before its facts": "stages ordered",
-    "supernet": "epochs supernet-0",
-    "search": "trials search",
+    "shape, its training": "epochs shape-1",
+    "shape, its trial": "trials shape-1",
+    "shape of a size": "stages shape-12k-0 accuracy",
     "baseline": "epochs baseline",
     "size, its training": "epochs final-12k",
     "final": "epochs final",
@@ -32,6 +33,7 @@ MOMENTS = {
     "result": "file result.json",
 }
 COPIED = list(MOMENTS).index("whole")
+SEARCHED = {"supernet": "epochs supernet-0", "search": "trials search"}  # where a supernet is searched
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def weights(path: Path) -> Path:
     return path
 
 
-def options(source: Path, folder: Path) -> dict:
+def options(source: Path, folder: Path, *sets: str) -> dict:
     return {
         "recipe": "tailor",
         "start": f"{source}#heads=3",
@@ -55,7 +57,7 @@ def options(source: Path, folder: Path) -> dict:
         "out": str(folder),
         "tiny": True,
         "seed": 3,
-        "settings": SETS,
+        "settings": [*SETS, *sets],
     }
 
 
@@ -85,19 +87,30 @@ def whole(forks, tmp_path_factory):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_in_every_stage(forks, whole, source, tmp_path, moment):
-    reference, writes = whole
-    at = [
-        i
-        for i, w in enumerate(writes)
-        if (w.split(" ", 1)[1] + " ").startswith((MOMENTS[moment] + " ", MOMENTS[moment] + "."))
-    ]
+    gone = list(MOMENTS).index(moment) >= COPIED  # the run has its own copy by then
+    killed_and_resumed(forks, *whole, MOMENTS[moment], options(source, tmp_path / "run"), source if gone else None)
+
+
+def test_killed_while_a_supernet_is_trained_and_searched(forks, source, tmp_path):
+    asked = options(source, tmp_path / "whole", "tailor.search=supernet")
+    code, writes = forks.do("run", **asked)
+    assert code == 0, forks.said()
+    for name, text in SEARCHED.items():
+        killed_and_resumed(
+            forks, outcome(tmp_path / "whole"), writes, text, {**asked, "out": str(tmp_path / name)}, None
+        )
+
+
+def killed_and_resumed(forks, reference, writes, text, asked, gone) -> None:
+    """Kill a run when it writes this, resume it, and compare."""
+    at = [i for i, w in enumerate(writes) if (w.split(" ", 1)[1] + " ").startswith((text + " ", text + "."))]
     assert at, sorted({w.split(" ", 1)[1] for w in writes})
-    folder = tmp_path / "run"
-    code, seen = forks.do("run", moment=at[len(at) // 2] + 1, **options(source, folder))
-    assert code == -signal.SIGKILL and MOMENTS[moment] in seen[-1]
+    folder = Path(asked["out"])
+    code, seen = forks.do("run", moment=at[len(at) // 2] + 1, **asked)
+    assert code == -signal.SIGKILL and text in seen[-1]
     assert "<html" in write_report(folder).read_text(encoding="utf-8")
-    if list(MOMENTS).index(moment) >= COPIED:
-        source.unlink()  # the run has its own copy by now
+    if gone is not None:
+        gone.unlink()
     assert forks.do("resume", str(folder))[0] == 0, forks.said()
     found = outcome(folder)
     for key in reference:

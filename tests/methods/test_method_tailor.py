@@ -195,7 +195,7 @@ def finished(tmp_path_factory):
     opened, before = [], finish_module._open_test_split
 
     def spied(session: Session) -> None:
-        done = {stage: session.run.result(stage) for stage in ("whole", "supernet-0", "final", "final-12k", "choice")}
+        done = {stage: session.run.result(stage) for stage in ("whole", "shape-0", "final", "final-12k", "choice")}
         opened.append((session.data.test_opened, all(v is not None for v in done.values())))
         before(session)
 
