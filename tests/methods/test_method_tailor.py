@@ -32,9 +32,11 @@ from tailorvit.methods.tailor import (
     NearLimits,
     PretrainedStart,
     counted_top,
+    even_shapes,
     fill,
     first_blocks,
     ordered,
+    tailored_space,
     whole_blocks,
 )
 from tailorvit.runs import Run
@@ -166,6 +168,31 @@ def test_where_nothing_lies_in_the_window_the_nearest_is_drawn():
     assert meter.cost("params", arch) < meter.cost("params", space.largest()) / 2
 
 
+VIT_S = {"image_size": (98, 98), "patch": 14, "channels": 3, "classes": 102, "norm": "rms", "width": 384}
+
+
+def test_even_shapes_fill_the_limit_from_deep_to_shallow(monkeypatch):
+    whole = FAMILY.arch({"depth": 12, "embed": 384, "heads": 6, "hidden": 1536})
+    space = tailored_space(whole, VIT_S)
+    for limits, metric in (
+        ({"max_params": 3e6}, "params"),
+        ({"max_params": 11e6}, "params"),
+        ({"max_macs": 3e8}, "macs"),
+    ):
+        meter = meter_of(space, **limits)
+        shapes = even_shapes(space, meter)
+        assert [a.one("depth") for a in shapes] == [12, 10, 8, 6]
+        for arch in shapes:
+            assert space.contains(arch) and all(len(set(arch.many(g))) == 1 for g in ("heads", "hidden"))
+            assert 0.93 * next(iter(limits.values())) <= meter.cost(metric, arch) <= next(iter(limits.values()))
+        widths = [a.one("embed") for a in shapes]
+        assert widths == sorted(widths) and widths[0] < widths[-1]
+    monkeypatch.setattr(Meter, "_measure", lambda self, metric, arch: 1e-11 * self.counter.macs(arch))
+    for arch in even_shapes(space, meter_of(space, max_latency="3ms")):
+        assert 2.5e8 <= meter.counter.macs(arch) <= 3e8
+    assert even_shapes(space, meter_of(space, max_params=1e5)) == []
+
+
 def test_the_counted_top_of_every_kind_of_limit(monkeypatch):
     space = made().space(DATA)
     macs, params = (meter_of(space).most(m, space) for m in ("macs", "params"))
@@ -225,9 +252,13 @@ def test_result_and_networks(finished):
     assert "first blocks" in names and all(c["params"] <= 18_000 for c in facts["candidates"])
     assert not any("whole" in name for name in names), "beside, and never delivered"
     with Run.open(finished.folder, lock=False) as run:
-        trials = run.trials("search")
-        assert trials and all(t["params"] <= 18_000 for t in trials)
-        assert {e["stage"] for e in run.epochs()} >= {"whole", "supernet-0", "baseline", "final", "final-12k"}
+        shapes = [t for t in run.trials() if t["stage"].startswith("shape-")]
+        assert len(shapes) > 2 and all(t["params"] <= 18_000 for t in shapes)
+        assert {e["stage"] for e in run.epochs()} >= {"whole", "shape-0", "baseline", "final", "final-12k"}
+        found = [c for c in facts["candidates"] if c["name"].startswith("found")]
+        best = max(t["accuracy"] for t in shapes if "12k" not in t["stage"])
+        assert best == max(c["search_accuracy"] for c in found), "the best of the short trainings goes on"
+    assert not list((finished.folder / "checkpoints").glob("shape-*")), "their weights are not kept"
     assert "whole network" in (finished.folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -240,6 +271,15 @@ def test_grey_images_are_normalised_as_the_colour_network_was(finished):
 def test_the_delivered_network_goes_to_onnx(finished, tmp_path):
     made = export(finished.folder, "onnx", tmp_path / "out")
     assert made.facts["max_difference"] <= 1e-3 and (tmp_path / "out" / "network.onnx").is_file()
+
+
+def test_a_supernet_is_searched_where_asked_for(tmp_path):
+    result = go(tmp_path / "run", "tailor.search=supernet", start="random:tiny", max_params="18k", front="12k")
+    with Run.open(tmp_path / "run", lock=False) as run:
+        trials = run.trials("search")
+        assert trials and all(t["params"] <= 18_000 for t in trials)
+        assert {e["stage"] for e in run.epochs()} >= {"supernet-0", "baseline", "final", "final-12k"}
+    assert result["params"] <= 18_000 and result["sizes"][0]["params"] <= 12_000
 
 
 def test_where_the_limit_leaves_room_nothing_needs_to_be_cut(tmp_path):
