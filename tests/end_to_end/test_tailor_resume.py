@@ -22,9 +22,6 @@ MOMENTS = {
     "whole": "epochs whole",
     "ordered, before its weights": "file ordered",
     "ordered, before its facts": "stages ordered",
-    "shape, its training": "epochs shape-1",
-    "shape, its trial": "trials shape-1",
-    "shape of a size": "stages shape-12k-0 accuracy",
     "baseline": "epochs baseline",
     "size, its training": "epochs final-12k",
     "final": "epochs final",
@@ -34,6 +31,7 @@ MOMENTS = {
 }
 COPIED = list(MOMENTS).index("whole")
 SEARCHED = {"supernet": "epochs supernet-0", "search": "trials search"}  # where a supernet is searched
+TRIED = {"training": "epochs shape-1", "trial": "trials shape-1", "result": "stages shape-1 accuracy"}  # of a shape
 
 
 @pytest.fixture
@@ -96,6 +94,17 @@ def test_killed_while_a_supernet_is_trained_and_searched(forks, source, tmp_path
     code, writes = forks.do("run", **asked)
     assert code == 0, forks.said()
     for name, text in SEARCHED.items():
+        killed_and_resumed(
+            forks, outcome(tmp_path / "whole"), writes, text, {**asked, "out": str(tmp_path / name)}, None
+        )
+
+
+def test_killed_while_shapes_are_tried(forks, source, tmp_path):
+    asked = options(source, tmp_path / "whole")
+    asked = {**asked, "max_params": None, "max_memory": "4MiB"}
+    code, writes = forks.do("run", **asked)
+    assert code == 0, forks.said()
+    for name, text in TRIED.items():
         killed_and_resumed(
             forks, outcome(tmp_path / "whole"), writes, text, {**asked, "out": str(tmp_path / name)}, None
         )

@@ -222,7 +222,7 @@ def finished(tmp_path_factory):
     opened, before = [], finish_module._open_test_split
 
     def spied(session: Session) -> None:
-        done = {stage: session.run.result(stage) for stage in ("whole", "shape-0", "final", "final-12k", "choice")}
+        done = {stage: session.run.result(stage) for stage in ("whole", "final", "final-12k", "choice")}
         opened.append((session.data.test_opened, all(v is not None for v in done.values())))
         before(session)
 
@@ -252,13 +252,9 @@ def test_result_and_networks(finished):
     assert "first blocks" in names and all(c["params"] <= 18_000 for c in facts["candidates"])
     assert not any("whole" in name for name in names), "beside, and never delivered"
     with Run.open(finished.folder, lock=False) as run:
-        shapes = [t for t in run.trials() if t["stage"].startswith("shape-")]
-        assert len(shapes) > 2 and all(t["params"] <= 18_000 for t in shapes)
-        assert {e["stage"] for e in run.epochs()} >= {"whole", "shape-0", "baseline", "final", "final-12k"}
-        found = [c for c in facts["candidates"] if c["name"].startswith("found")]
-        best = max(t["accuracy"] for t in shapes if "12k" not in t["stage"])
-        assert best == max(c["search_accuracy"] for c in found), "the best of the short trainings goes on"
-    assert not list((finished.folder / "checkpoints").glob("shape-*")), "their weights are not kept"
+        assert {e["stage"] for e in run.epochs()} == {"whole", "baseline", "final", "final-12k"}
+    found = next(c for c in facts["candidates"] if c["name"] == "found")
+    assert found["arch"]["depth"] == 4 and row["arch"]["depth"] == 4, "all blocks are kept"
     assert "whole network" in (finished.folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -271,6 +267,17 @@ def test_grey_images_are_normalised_as_the_colour_network_was(finished):
 def test_the_delivered_network_goes_to_onnx(finished, tmp_path):
     made = export(finished.folder, "onnx", tmp_path / "out")
     assert made.facts["max_difference"] <= 1e-3 and (tmp_path / "out" / "network.onnx").is_file()
+
+
+def test_under_a_latency_limit_short_trainings_choose_the_shape(tmp_path, monkeypatch):
+    monkeypatch.setattr(Meter, "_measure", lambda self, metric, arch: 1e-8 * self.counter.macs(arch))
+    result = go(tmp_path / "run", start="random:tiny", max_latency="3ms")
+    with Run.open(tmp_path / "run", lock=False) as run:
+        shapes = [t for t in run.trials() if t["stage"].startswith("shape-")]
+    assert len({t["arch"].one("depth") for t in shapes}) > 2 and all(t["macs"] <= 3e5 for t in shapes)
+    found = [c for c in result["candidates"] if c["name"].startswith("found")]
+    assert max(t["accuracy"] for t in shapes) == max(c["search_accuracy"] for c in found), "the best goes on"
+    assert not list((tmp_path / "run" / "checkpoints").glob("shape-*")), "their weights are not kept"
 
 
 def test_a_supernet_is_searched_where_asked_for(tmp_path):

@@ -16,7 +16,9 @@ class TailorSettings:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
     front: list[str | int] = field(default_factory=list)  # sizes such as "2M": one network is delivered for each
-    search: Literal["shapes", "supernet"] = "shapes"  # a few even shapes by short trainings, or evolution in a supernet
+    search: Literal["shapes", "supernet"] = (
+        "shapes"  # blocks all alike, or evolution in a supernet of blocks that differ
+    )
     epochs: int = 25  # of the whole network's fine-tuning, before anything is cut
     lr: float = 1e-4  # in it
 
