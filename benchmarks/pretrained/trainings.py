@@ -219,9 +219,11 @@ def fitted(
     )
     taught: dict[str, Any] = {}
     if teacher is not None:
+        from tailorvit.methods.tailor import FEATURES, SHARE
         from tailorvit.train.teacher import Teacher
 
-        taught = {"teacher": Teacher(teacher.eval())}
+        # As our own networks are taught: these rivals keep the stream, so their tokens can be compared too.
+        taught = {"teacher": Teacher(teacher.eval(), SHARE, FEATURES)}
     begin = time.monotonic()
     seed = derive(job["seed"], stream, "train") % 2**31
     done = train(model.to(device), batches, Fixed(), settings, seed, Sink(), None, device, **taught)

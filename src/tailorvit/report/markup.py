@@ -33,6 +33,7 @@ _KINDS = {
     "peer": "peer",
     "analysis": "analysis of the network",
     "contest": "contest",
+    "shape": "short training of shape",
     "whole": "fine-tuning the whole network",
     "ordered": "ordering its parts",
 }

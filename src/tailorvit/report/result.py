@@ -41,6 +41,7 @@ TIMES = {  # kind of stage: colour and name
     "peer": ("c7", "training peers"),
     "whole": ("c6", "fine-tuning the whole network"),
     "ordered": ("c1", "ordering its parts"),
+    "shape": ("c2", "trying shapes"),
     "other": ("c5", "other work"),
 }
 
@@ -82,7 +83,7 @@ def section(facts: Facts) -> str:
         ]
     )
     shown = [n for n, _, _ in compared]
-    before = "in the contest" if facts.contest_only else "inherited weights"
+    before = "in the contest" if facts.contest_only else "before training" if facts.tailored else "inherited weights"
     lines = [
         ("Parameters", *(size(n.params) for n in shown)),
         ("MACs (multiply-adds; papers call them FLOPs)", *(size(n.macs) for n in shown)),
@@ -294,10 +295,15 @@ def _method(facts: Facts) -> str:
     done = [words for words, there in steps if there] or ["ran"]
     how = {"finetune": "fine-tuned", "retrain": "trained from scratch", "inherit": "used with its inherited weights"}
     last = f" The best network was then {how[result.final]}." if result.final in how else ""
+    search = facts.search_seconds
     if facts.tailored:
         before = "the whole network was fine-tuned and its parts ordered; then "
         last = last.replace(".", ", with the whole network as its teacher.")
-    search = facts.search_seconds
+        if not any(t.stage == "search" for t in facts.trials):
+            tried = sum(t.stage.startswith("shape-") for t in facts.trials)
+            shapes = f" {counted(tried, 'shape')} were trained for a short while." if tried else ""
+            cut = "The whole network was fine-tuned, its parts ordered, and then cut to the limits, all blocks alike."
+            return f"{cut}{shapes}{last.replace('best', 'cut')}{time}{'.' if time else ''}"
     time += f", the search {duration(search)} of it." if time and search else "." if time else ""
     together = ", ".join(done[:-1]) + f" and {done[-1]}" if len(done) > 1 else done[0]
     return f"{before}the search ({clean(facts.method or 'method not recorded', 40)}) {together}.{last}{time}"

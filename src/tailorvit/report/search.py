@@ -273,7 +273,7 @@ def _candidates(facts: Facts) -> Figure | None:
     """The networks that were trained at the end: accuracy before and after, a row each."""
     found, how = facts.result.candidates, facts.result.final
     after = {"finetune": "fine-tuned", "retrain": "trained from scratch"}.get(how, "finished")
-    before = "in the contest" if facts.contest_only else "inherited weights"
+    before = "in the contest" if facts.contest_only else "before training" if facts.tailored else "inherited weights"
     kinds = (before, after, f"{after}, test images")
     values = [(c.search_accuracy, c.final_search_accuracy, c.test_accuracy) for c in found]
     if len(found) < 2:

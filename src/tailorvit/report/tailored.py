@@ -49,7 +49,7 @@ def there(facts: Facts) -> bool:
 
 
 def section(facts: Facts) -> str:
-    """What the size costs, the networks in numbers, what was kept, and what the supernet had promised."""
+    """What the size costs, the networks in numbers, what was kept, and what the last training added."""
     if not facts.finished:
         return paragraph(_so_far(facts))
     drawn = {figure.key: figure.html() for figure in figures(facts)}
@@ -130,10 +130,7 @@ def _supernet(facts: Facts) -> str:
             steps.append(f"{name} {percent(point.inherited)}, then {percent(point.search)} ({gain} points)")
     if not steps:
         return ""
-    return (
-        "Search images classified correctly with the weights of the supernet, and after the last training: "
-        f"{'; '.join(steps)}."
-    )
+    return f"Search images classified correctly before and after the last training: {'; '.join(steps)}."
 
 
 def _front_folders(facts: Facts) -> str:
@@ -185,7 +182,7 @@ def _table(facts: Facts) -> str:
         "parameters",
         "of the whole",
         "MACs",
-        "supernet",
+        "before",
         "search",
         "test",
         "95 % interval",
@@ -207,7 +204,7 @@ def _table(facts: Facts) -> str:
         head, body = head[:-1], [row[:-1] for row in body]
     remark = "The last column is the interval (Wilson) of the accuracy on the test images." if facts.test_images else ""
     return grid(head, body, len(head) - 1, stack=True) + soft(
-        "Accuracy on the search images with the weights of the supernet, on the search images after the last training,"
+        "Accuracy on the search images before the last training, on the search images after it,"
         f" and on the test images. {remark}"
     )
 
@@ -253,12 +250,20 @@ def _sizes(facts: Facts) -> Figure | None:
             axes.dot((at(x), y), f"ring {p.style}", 8)
     axes.parts += _names([p for p, *_ in known], spots, axes)
     title = "Accuracy against size"
-    line = " The line joins the networks cut from one supernet." if len(cuts) > 1 else ""
+    line = " The line joins the networks that were cut and taught." if len(cuts) > 1 else ""
     return Figure(
         "tailored-sizes",
         title,
         f"Each dot is a network; the ring marks the one delivered.{line} Further left is smaller, higher is better.",
-        ("network", "parameters", "MACs", "supernet, search images", "search images", "test images", "delivered"),
+        (
+            "network",
+            "parameters",
+            "MACs",
+            "before the last training, search images",
+            "search images",
+            "test images",
+            "delivered",
+        ),
         [(p.name, p.params, p.macs, p.inherited, p.search, p.test, p.delivered) for p in points],
         axes.svg(title),
         tuple((style, words) for style, words in _KINDS.items() if any(p.style == style for p, *_ in known)),

@@ -49,7 +49,7 @@ class SizeCut(BaseModel):
     arch: Table = {}
     params: Amount = None
     macs: Amount = None
-    inherited_accuracy: Number = None  # on the search images, with the weights of the supernet
+    inherited_accuracy: Number = None  # on the search images, before the last training
     final_search_accuracy: Number = None
     test_accuracy: Number = None
     folder: Label = ""
