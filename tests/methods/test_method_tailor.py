@@ -36,6 +36,7 @@ from tailorvit.methods.tailor import (
     fill,
     first_blocks,
     ordered,
+    require_cuts,
     tailored_space,
     whole_blocks,
 )
@@ -191,6 +192,9 @@ def test_even_shapes_fill_the_limit_from_deep_to_shallow(monkeypatch):
     for arch in even_shapes(space, meter_of(space, max_latency="3ms")):
         assert 2.5e8 <= meter.counter.macs(arch) <= 3e8
     assert even_shapes(space, meter_of(space, max_params=1e5)) == []
+    between = SimpleNamespace(method="tailor", tailor=SimpleNamespace(search="shapes", front=[]))
+    with pytest.raises(TailorError, match=r"No network whose blocks are alike keeps params >= 6M, params <= 6M"):
+        require_cuts(between, space, meter_of(space, min_params=5.9999e6, max_params=6e6))
 
 
 def test_the_counted_top_of_every_kind_of_limit(monkeypatch):

@@ -26,7 +26,7 @@ from tailorvit.methods.peers import check_peers
 from tailorvit.methods.released import space_of_released
 from tailorvit.methods.schedule import DEFAULTS as DEFAULT_SECONDS
 from tailorvit.methods.session import Plan
-from tailorvit.methods.tailor import PretrainedStart, require_front
+from tailorvit.methods.tailor import PretrainedStart, require_cuts
 from tailorvit.methods.trunk import tower_of, trunk_data
 from tailorvit.search import SEARCHERS
 from tailorvit.space import Space
@@ -65,7 +65,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     if saved_splits is None:  # a resumed run was checked; measuring a latency again could refuse it
         meter = Meter.for_space(space, limits_to_check(config, limits), device=device)
         require_feasible(config, space, meter, arch)
-        require_front(config, space, meter)
+        require_cuts(config, space, meter)
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
     config = replace(
         config,

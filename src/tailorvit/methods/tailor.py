@@ -223,6 +223,17 @@ def even_shapes(space: Space, meter: Meter) -> list[Arch]:
     return list(found)
 
 
+def required_shapes(space: Space, meter: Meter) -> list[Arch]:
+    """The same; an error where there are none, as between an upper and a lower limit that lie close together."""
+    shapes = even_shapes(space, meter)
+    if not shapes:
+        raise InfeasibleError(
+            f"No network whose blocks are alike keeps {meter.limits.describe()}; "
+            f"--set tailor.search=supernet looks among those whose blocks differ."
+        )
+    return shapes
+
+
 def _filled(arch: Arch, choices: Sequence[Any], meter: Meter) -> Arch:
     """With more hidden units, as far as the limits allow."""
     for hidden in choices:
@@ -280,6 +291,13 @@ def counted_top(meter: Meter, space: Space) -> tuple[Metric, float]:
     return "macs", macs * min([1.0, *(LATER * share for share in shares)])
 
 
+def _near_limits(session: Session, sizes: Sequence[float]) -> NearLimits:
+    """The rule for a run's limits and the other sizes it is asked for."""
+    most = session.meter.most("params", session.space)
+    tops = (counted_top(session.meter, session.space), *(("params", min(size, most)) for size in sizes))
+    return NearLimits(session.space, session.meter, tuple(dict.fromkeys(tops)))
+
+
 class TailoredSupernet(Supernet):
     """The supernet of an ordered network, as it is or trained near the limits with the teacher's help."""
 
@@ -317,12 +335,7 @@ class TailoredSupernet(Supernet):
         Under limits on size the deepest was the best, by 0.9 points at 6M and 5.1 at 3M (benchmarks/pretrained): there
         nothing is tried.
         """
-        shapes, final, trials = even_shapes(self.space, session.meter), session.config.final.train, []
-        if not shapes:
-            raise InfeasibleError(
-                f"No network whose blocks are alike keeps {session.limits.describe()}; "
-                f"--set tailor.search=supernet looks among those whose blocks differ."
-            )
+        shapes, final, trials = required_shapes(self.space, session.meter), session.config.final.train, []
         if not session.limits.measured:
             untrained = session.search_accuracy(session.family.extract(self.model(), shapes[0]).eval())
             return [session.trial(Candidate(shapes[0], "even"), untrained, 0)]
@@ -358,7 +371,7 @@ class Whole:
 
 
 def tailor(session: Session) -> dict[str, Any]:
-    """Fine-tune the whole, order it, train the supernet, search, and train what was found, for every limit."""
+    """Fine-tune the whole, order it, find what to keep and train it with the teacher, for every limit."""
     from tailorvit.methods.finish import baseline_training, finish
 
     whole = _whole(session)
@@ -366,11 +379,8 @@ def tailor(session: Session) -> dict[str, Any]:
     SpaceRecord(session).space_reached(0, session.space)
     teacher = Teacher(whole.network, SHARE, FEATURES)
     sizes = front_sizes(session)
-    most = session.meter.most("params", session.space)
-    tops = (counted_top(session.meter, session.space), *(("params", min(size, most)) for size in sizes))
-    rule = NearLimits(session.space, session.meter, tuple(dict.fromkeys(tops)))
-    trained = session.config.tailor.search == "supernet"
-    supernet = TailoredSupernet(session, whole.network, rule if trained else None, teacher)
+    rule = _near_limits(session, sizes) if session.config.tailor.search == "supernet" else None
+    supernet = TailoredSupernet(session, whole.network, rule, teacher)
     trials = supernet.found(session)
     beside = [_whole_peer(session, whole)]
     rivals = _first_blocks(session, whole, baseline_training(session, supernet), teacher)
@@ -469,8 +479,10 @@ def _first_blocks(session: Session, whole: Whole, settings: TrainSettings, teach
 # -- several sizes ----------------------------------------------------------------------------------------------------
 
 
-def require_front(config: Config, space: Space, meter: Meter) -> None:
-    """Refuse a size of --front that no network of the space keeps, before anything is trained."""
+def require_cuts(config: Config, space: Space, meter: Meter) -> None:
+    """Refuse, before anything is trained, limits and sizes of --front that nothing keeps which the method would try."""
+    if config.method == "tailor" and config.tailor.search == "shapes" and not meter.limits.measured:
+        required_shapes(space, meter)
     for size in config.tailor.front:
         least = meter.least("params", space)
         if units.parse(size, "params") < least:
