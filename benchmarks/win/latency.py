@@ -34,6 +34,7 @@ from tailorvit.methods.contest import largest_of, stem_settings
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE.parent / "cifar10" / "results" / "rows.jsonl"
+WINS = HERE / "results" / "runs-2026-11-18.jsonl"
 SIZE, LIMIT, EPOCHS, TURNS = 32, 1_500_000, 16, 5
 WARM, REPEATS = 10, 40  # calls of a turn on a GPU
 VIT = {"image_size": (SIZE, SIZE), "channels": 3, "classes": 10, "patch": 4, "head_dim": 32, "reach": 7}
@@ -60,12 +61,29 @@ def designed() -> list[Case]:
     """The hand-designed networks of the contest."""
     data: Any = SimpleNamespace(image_size=(SIZE, SIZE), channels=3, classes=["class"] * 10, trunk=None)
     limits, cases = Limits.of(max_params=LIMIT), []
-    for name in ("vit", "pit", "swin", "windowed", "shunted", "hybrid"):
-        settings = stem_settings(name, "usual", data, limits)
+    usual = [(name, "usual") for name in ("vit", "pit", "swin", "windowed", "shunted", "hybrid")]
+    for name, stem in [*usual, ("hybrid", "fine")]:
+        settings = stem_settings(name, stem, data, limits)
         arch = largest_of(family(name).baseline, name, settings, limits)
         assert arch is not None
-        cases.append({"family": name, "arch": arch.to_dict(), "settings": dict(settings)})
+        case = {"family": name, "stem": stem, "arch": arch.to_dict(), "settings": dict(settings)}
+        cases.append({**case, **won(name, stem)})
     return cases
+
+
+def won(name: str, stem: str) -> Case:
+    """The accuracy of default runs on CIFAR-10 whose contest this network won."""
+    found = []
+    for line in WINS.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["case"] == "default" and row["data"] == "cifar10":
+            winner = row["contest"]["entries"][row["contest"]["winner"]]
+            if (winner["family"], winner["stem"], winner["shape"]) == (name, stem, "hand-designed"):
+                found.append(row)
+    if not found:
+        return {}
+    accuracies = [row["test_accuracy"] for row in found]
+    return {"test": statistics.fmean(accuracies), "seeds": len(found), "epochs": found[0]["epochs"]}
 
 
 def on_gpu(cases: list[Case]) -> None:

@@ -269,9 +269,11 @@ def latency() -> str:
     for r in found:
         arch = r["arch"]
         shape = f"{arch['depth']} x {arch['embed']}, MLP ratio {arch['mlp'][0]:g}" if r["family"] == "vit" else ""
-        name = f"{r['family']} {shape}".strip() if r.get("test") else f"{r['family']}, hand-designed {shape}".strip()
-        accuracy = f"{r['test']:.2f} ({r['seeds']})" if r.get("test") else "-"
-        lines.append([name, number(r["params"]), number(r["onnx_ms"], 2), number(r["torch_ms"], 2), accuracy])
+        stem = "" if r.get("stem", "usual") == "usual" else f" {r['stem']}"
+        name = f"{r['family']}{stem}, hand-designed {shape}" if "stem" in r else f"{r['family']} {shape}"
+        length = f", {r['epochs']} epochs" if "epochs" in r else ""
+        accuracy = f"{r['test']:.2f} ({r['seeds']}{length})" if r.get("test") else "-"
+        lines.append([name.strip(), number(r["params"]), number(r["onnx_ms"], 2), number(r["torch_ms"], 2), accuracy])
     return markdown(("network", "parameters", "onnxruntime, ms", "PyTorch, ms", "test % (seeds)"), lines)
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 COPY = "start"  # in the run folder: the pretrained network, so that a run resumes without a download
 ORDER_IMAGES, ORDER_BATCH = 512, 64  # training images on which parts are ranked
+BLOCK_BATCHES = 3  # of these, on which blocks are: twelve of them need 77 passes, two minutes on a CPU with all images
 SHARE, FEATURES = 0.5, 8.0  # of the teacher's outputs in the target; weight of its tokens (benchmarks/pretrained)
 DEPTHS, SHAPES = (1, 5 / 6, 2 / 3, 1 / 2, 1 / 3, 1 / 4), 4  # shares of the blocks; as many as fit, up to so many
 NARROWER = {"embed": 1.0, "heads": 1.7, "hidden": 2.2}  # powers of one share: hidden units are given up first
@@ -166,7 +167,7 @@ def ordered(whole: PlainTailored, batches: Sequence[tuple[Tensor, Tensor]]) -> t
 
     Heads and hidden units by Taylor's criterion, the stream by its principal components where the network allows it.
     """
-    blocks = block_order(whole, batches)
+    blocks = block_order(whole, batches[:BLOCK_BATCHES])
     turned = whole.shared.pre_norm is False
     model = whole
     if turned:
