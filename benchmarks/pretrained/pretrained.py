@@ -134,9 +134,29 @@ def supernet() -> str:
     return markdown(("network", "parameters", "inherited, search %", "trained to the end, search %"), lines)
 
 
+def photos() -> str:
+    """A run on a CPU."""
+    row = json.loads((RESULTS / "photos-2026-11-18.json").read_text(encoding="utf-8"))
+    named = [
+        ("the whole, fine-tuned", row["peers"][0]),
+        *zip(("cut and taught", "first blocks, taught alike"), row["candidates"]),
+    ]
+    lines = [
+        [
+            name,
+            number(c["params"]),
+            number(c["macs"] / 1e6),
+            number(c["final_search_accuracy"], 1),
+            number(c["test_accuracy"], 1),
+        ]
+        for name, c in named
+    ]
+    return markdown(("network", "parameters", "M MACs", "search %", "test %"), lines)
+
+
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    return {maker.__name__: maker() for maker in (shapes, changes, supernet, whole, rivals)}
+    return {maker.__name__: maker() for maker in (shapes, changes, supernet, photos, whole, rivals)}
 
 
 if __name__ == "__main__":
