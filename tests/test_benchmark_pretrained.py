@@ -179,6 +179,6 @@ def test_tables_show_the_best_rate_and_all_seeds(monkeypatch, tmp_path):
     again = [{k: v - 50 if k == "search" else v for k, v in row.items() if k != "test"} for row in found]
     failed = {**found[0], "seed": 3, "failed": "no room"}
     lines = "".join(json.dumps(row) + "\n" for row in (*again, *found, failed))
-    (tmp_path / "rows.jsonl").write_text(lines)
+    (tmp_path / "rivals-rows.jsonl").write_text(lines)
     monkeypatch.setattr(pretrained, "RESULTS", tmp_path)
     assert "| flowers | the first blocks, taught | - | 91.5 ± 0.7 (5.60M) | - |" in pretrained.rivals()

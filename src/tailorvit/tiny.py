@@ -46,8 +46,8 @@ def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
     )
     small.pop("time", None)  # epochs decide
     small["search"] = {"name": config.searcher, **SEARCHERS[config.searcher].tiny}
-    few = config.method == "contest" or config.family == "auto" or bool(config.start.network)
-    limit = FEW_LIMIT if few else LIMIT
+    large = config.method == "tailor" and bool(config.start.network)
+    limit = FEW_LIMIT if large or config.method == "contest" or config.family == "auto" else LIMIT
     small["data"] = {**dict(recipe.get("data", {})), "limit": limit}
     if config.trunk.source:
         small["trunk"] = {"source": "random:tiny", "mirror": config.trunk.mirror}
@@ -74,7 +74,7 @@ def _tailored(config: Config, small: dict[str, Any], own_data: bool) -> dict[str
         "start": start,
         "data": {"image_size": side, **data},
         "limits": dict(config.limits) if config.start.network else {},
-        "tailor": {"epochs": TRAIN["epochs"], "lr": config.tailor.lr, "front": front},
+        "tailor": {**small.get("tailor", {}), "epochs": TRAIN["epochs"], "front": front},
     }
 
 

@@ -33,6 +33,7 @@ RECIPES = {
     "hat": ["method=hat", "limits.max_latency=1s"],
     "tf-tas": ["method=tf-tas", "proxy.candidates=6"],
     "finetune": [],  # starts from a finished network
+    "tailor": ["method=tailor", "start.network=random:tiny", "tailor.search=supernet"],
 }
 UNSEARCHED = ("contest", "fixed", "finetune", "tf-tas")  # of one network, or by scores of untrained ones
 

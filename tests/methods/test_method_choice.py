@@ -149,8 +149,8 @@ def rigged(monkeypatch, winner: str) -> list[str]:
     inner, evaluate = finish_module.Session.plain, finish_module.hits
     stages: dict[int, str] = {}
 
-    def plain(self, arch, settings, stage, weights=None):
-        model = inner(self, arch, settings, stage, weights)
+    def plain(self, arch, settings, stage, weights=None, teacher=None):
+        model = inner(self, arch, settings, stage, weights, teacher)
         stages[id(model)] = stage
         return model
 

@@ -313,7 +313,7 @@ def test_finetuned_networks_have_the_drop_path_of_the_last_training(sessions, mo
     net, arch, started, whole = one.supernet(SPACE, 0), SPACE.largest(), [], family("vit").supernet(SPACE)
     monkeypatch.setattr(Session, "fit", lambda self, model, *_, **__: started.append(model) or model)
     monkeypatch.setattr(net, "model", lambda: whole)
-    tuned = finish._final_network(one, arch, net, "final", None)
+    tuned = finish.final_network(one, arch, net, "final", None)
     rates = [m.rate for m in tuned.modules() if isinstance(m, DropPath)]
     baseline = one.plain(arch, one.config.final.train, "baseline")
     assert max(rates) == 0.5 and rates == [m.rate for m in baseline.modules() if isinstance(m, DropPath)]
