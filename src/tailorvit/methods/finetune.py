@@ -186,12 +186,16 @@ class StartingNetwork:
 
     def normalise(self, data: Data) -> None:
         """Normalise images as the network has always seen them, not by this data's own statistics."""
-        mean, std = (tuple(map(float, self.network.card.preprocessing[k])) for k in ("mean", "std"))
-        if len(mean) != data.channels:  # grey to colour or back, as the filters are
-            mean, std = (
-                (sum(values) / len(values),) if data.channels == 1 else values * data.channels for values in (mean, std)
-            )
-        data.mean, data.std = mean, std
+        normalise_by(data, *(tuple(map(float, self.network.card.preprocessing[k])) for k in ("mean", "std")))
+
+
+def normalise_by(data: Data, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Normalise images by these values; from grey to colour or back they change as the filters do."""
+    if len(mean) != data.channels:
+        mean, std = (
+            (sum(values) / len(values),) if data.channels == 1 else values * data.channels for values in (mean, std)
+        )
+    data.mean, data.std = mean, std
 
 
 def read_start(config: Config, run: Path | None = None) -> StartingNetwork | PretrainedStart | None:

@@ -36,6 +36,7 @@ from tailorvit.families.tailored.order import principal_basis, reordered, rotate
 from tailorvit.families.tailored.plain import PlainTailored
 from tailorvit.families.tailored.spaces import cut_space, tailored_arch
 from tailorvit.methods import Method
+from tailorvit.methods.finetune import COPY, normalise_by
 from tailorvit.methods.first_space import largest_of_row
 from tailorvit.methods.importance import block_order, importance
 from tailorvit.methods.peers import Peer
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from tailorvit.families.network import Sides
     from tailorvit.methods.finish import Finished
 
-COPY = "start"  # in the run folder: the pretrained network, so that a run resumes without a download
 ORDER_IMAGES, ORDER_BATCH = 512, 64  # training images on which parts are ranked
 BLOCK_BATCHES = 3  # of these, on which blocks are: twelve of them need 77 passes, two minutes on a CPU with all images
 SHARE, FEATURES = 0.5, 8.0  # of the teacher's outputs in the target; weight of its tokens (benchmarks/pretrained)
@@ -105,12 +105,7 @@ class PretrainedStart:
 
     def normalise(self, data: Data) -> None:
         """Normalise images as the network has always seen them."""
-        mean, std = self.pretrained.mean, self.pretrained.std
-        if len(mean) != data.channels:  # grey to colour or back, as the filters are
-            mean, std = (
-                (sum(values) / len(values),) if data.channels == 1 else values * data.channels for values in (mean, std)
-            )
-        data.mean, data.std = tuple(mean), tuple(std)
+        normalise_by(data, tuple(self.pretrained.mean), tuple(self.pretrained.std))
 
     def space(self, data: Data) -> Space:
         """What can be kept of it, with the settings that the network has once it is ordered."""
@@ -363,9 +358,8 @@ class TailoredSupernet(Supernet):
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """The whole network after its fine-tuning, and the same ordered: the teacher."""
+    """The whole network, fine-tuned and ordered: the teacher."""
 
-    tuned: PlainTailored
     network: PlainTailored
     blocks: tuple[int, ...]
     facts: Mapping[str, Any]
@@ -389,7 +383,6 @@ def tailor(session: Session) -> dict[str, Any]:
     result = finish(session, trials, supernet, others=rivals, teacher=teacher, beside=beside)
     return {
         **result,
-        "final": "finetune",
         "whole": dict(whole.facts),
         "sizes": [_sized_facts(session, f) for f in front],
     }
@@ -421,7 +414,7 @@ def _whole(session: Session) -> Whole:
         session.read_weights(network, stage)
     shared = sum(p.numel() for p in tuned.parameters())
     known = {"network": config.start.network, "sha256": start.checksum, "params": shared, **facts}
-    return Whole(tuned.eval(), network.to(session.device).eval(), tuple(int(b) for b in facts["blocks"]), known)
+    return Whole(network.to(session.device).eval(), tuple(int(b) for b in facts["blocks"]), known)
 
 
 def _empty_ordered(session: Session, tuned: PlainTailored) -> PlainTailored:
