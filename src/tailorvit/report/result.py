@@ -262,7 +262,8 @@ def _beside(peers: Sequence[Peer], about: str) -> str:
         gap, doubt = peer.gap, ""
         if gap.low is not None and gap.high is not None:
             verdict = "" if gap.clear else ", so these images cannot tell the two apart"
-            doubt = f" (compared with the network delivered: 95 % interval {gap.low:+.1f} to {gap.high:+.1f} points{verdict})"
+            points = f"95 % interval {gap.low:+.1f} to {gap.high:+.1f} points"
+            doubt = f" (compared with the network delivered: {points}{verdict})"
         words.append(f"{name} reaches {percent(peer.test_accuracy)}{doubt}.")
     return f"{about}{' '.join(words)}" if words else ""
 
