@@ -75,12 +75,12 @@ class Study(Trainer):
 
     variant: Variant
 
-    def _add_gradients(self, batch: Any, archs: Any) -> tuple[float, int]:
+    def _add_gradients(self, batch: Any, archs: Any, part: float = 1.0) -> tuple[float, int]:
         settings, variant, step = self.settings, self.variant, self.state.meta["step"]
         if not settings.distill:
-            return super()._add_gradients(batch, archs)
+            return super()._add_gradients(batch, archs, part)
         teaching = step >= variant.late * self.total
-        share = 1 / len(archs) if settings.clip else 1.0
+        share = part / len(archs) if settings.clip else part
         shares = [share * w for w in variant.weights or (1.0,) * len(archs)]
         target, mean, correct = batch.target, 0.0, 0
         for i, (arch, weight) in enumerate(zip(archs, shares, strict=True)):
@@ -94,7 +94,7 @@ class Study(Trainer):
                         logits = self.call(batch.x, arch)
                 soft = (logits.detach().float() / variant.temperature).softmax(-1)
                 target = variant.labels * batch.target + (1 - variant.labels) * soft
-            mean += float(loss.detach()) / len(archs)
+            mean += part * float(loss.detach()) / len(archs)
             correct += int((logits.detach().argmax(-1) == batch.y).sum())
         return mean, correct
 

@@ -6,7 +6,8 @@ Cases, in the order in which they build on each other:
   default    the run as it comes, with a budget of time (or --epochs)
   families   the hand-designed network of every family, by the recipe that run chose, for as many epochs
   screen     models of timm at two learning rates for a third of the epochs, judged by the search images
-  peers      the best two of them, at their better rate, by the recipes that run trained to the end, as many epochs
+  peers      the best of them (--best), at their better rate, by the recipes that run trained to the end, as many epochs
+  larger     the same on images enlarged to twice their size (--image-size says what they have)
   parts      the winner without one of the things that made it: start, learning rate, augmentation, length
   s4         a ViT by S4, by that recipe; with --on winner S4 on the winner's family
   old        what version 0.2 did by default (--old-source: its src folder)
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,13 @@ PEERS = (  # models of timm that keep the limit; efficientvit_b0 has 2.1M
     "tinynet_d",
     "mobilenetv4_conv_small_050",
 )
-RATES, BEST = (1e-3, 2e-3), 2
+RATES = (1e-3, 2e-3)
 LARGE = ("parts", "blocks", "spaces", "front", "fixed", "comparison", "data", "seed")  # of result.json, not in rows
 SHAPES = (  # depth, width, heads, MLP ratio; CIFAR-10, at most 1.5M
     (12, 100, 3, 4),
-    (7, 132, 4, 4),
-    (4, 176, 5, 4),
     (5, 192, 6, 2),
+    (4, 176, 5, 4),
+    (7, 132, 4, 4),
     (3, 200, 6, 4),
 )
 Job = dict[str, Any]
@@ -77,6 +78,11 @@ class Study:
         os.write(file, line.encode())  # at once: other processes write here too
         os.close(file)
         print(json.dumps(row)[:300], flush=True)
+
+    def part(self, work: Sequence[Any]) -> Sequence[Any]:
+        """The share of one process, where several do a case."""
+        part, parts = (int(n) for n in self.options.part.split("/"))
+        return work[part::parts]
 
     def chosen(self) -> Job:
         """The recipe and network of the default run."""
@@ -136,26 +142,33 @@ def default(study: Study) -> None:
 def families(study: Study) -> None:
     """Every family's hand-designed network."""
     chosen = study.chosen()
-    for name in FAMILIES:
+    for name in study.part(FAMILIES):
         study.train(family=name, augment=chosen["augment"], lr=chosen["lr"])
 
 
 def screen(study: Study) -> None:
     """Short trainings of models of timm, as the contest asks for its own learning rate."""
-    part, parts = (int(n) for n in study.options.part.split("/"))
-    for name, rate in list(itertools.product(PEERS, RATES))[part::parts]:
+    for name, rate in study.part(list(itertools.product(PEERS, RATES))):
         study.train(peer=name, augment="mild", lr=rate, epochs=max(1, study.options.epochs // 3))
 
 
 def peers(study: Study) -> None:
-    """The best models of timm, with every augmentation that the default run trained to the end."""
+    """The best models of timm; the very best with every augmentation that the default run trained to the end."""
     augments, found = study.chosen()["augments"], dict[str, Job]()
     for row in sorted(rows(study.out), key=lambda row: row.get("search", 0.0)):
         if row["case"] == "screen" and row["data"] == study.name and "search" in row:
             found[row["peer"]] = row  # the better of its two rates comes last
-    for augment in augments:
-        for row in sorted(found.values(), key=lambda row: -row["search"])[:BEST]:
+    for i, row in enumerate(sorted(found.values(), key=lambda row: -row["search"])[: study.options.best]):
+        for augment in augments if i == 0 else augments[:1]:
             study.train(peer=row["peer"], augment=augment, lr=row["lr"])
+
+
+def larger(study: Study) -> None:
+    """The best two models of timm on small images enlarged to twice their size, where their last maps have cells."""
+    chosen, study.options.image_size = study.chosen(), 2 * study.options.image_size
+    best = sorted({r["peer"] for r in rows(study.out) if r["case"] == "peers" and r["data"] == study.name})
+    for name in best:
+        study.train(peer=name, augment=chosen["augment"], lr=chosen["lr"])
 
 
 def without(chosen: Mapping[str, Any], epochs: int) -> Iterator[Job]:
@@ -172,7 +185,7 @@ def without(chosen: Mapping[str, Any], epochs: int) -> Iterator[Job]:
 
 def parts(study: Study) -> None:
     """What the parts are worth."""
-    for job in without(study.chosen(), study.options.epochs):
+    for job in study.part(list(without(study.chosen(), study.options.epochs))):
         study.train(**job)
 
 
@@ -189,7 +202,8 @@ def s4(study: Study) -> None:
     chosen = study.chosen()
     epochs = study.options.epochs
     family = chosen["family"] if study.options.on == "winner" else "vit"
-    text = recipe(-(-epochs // 3), "s4", family, augment=chosen["augment"], lr=chosen["lr"])
+    third = -(-epochs // 3)
+    text = recipe(third, "s4", family, augment=chosen["augment"], lr=chosen["lr"], warmup=0.2 * third)
     study.add(family=family, **study.run(text.replace("[data]", 'space = "auto"\n[data]') + search(epochs)))
 
 
@@ -197,7 +211,9 @@ def old(study: Study) -> None:
     """Version 0.2's default, with this study's epochs."""
     study.chosen()
     epochs = study.options.epochs
-    text = recipe(-(-epochs // 3), "s4", "vit", lr=1e-3, batch=256, warmup=5, drop_path=0.1, precision="bf16")
+    third = -(-epochs // 3)  # its warm-up, five of a hundred epochs, is shortened alike, but not under a fifth
+    warmup = max(0.2, 0.05 * third)
+    text = recipe(third, "s4", "vit", lr=1e-3, batch=256, warmup=warmup, drop_path=0.1, precision="bf16")
     text = text.replace('family = "vit"', 'space = "auto"').replace("source =", "cache = 8589934592\nsource =")
     study.add(**study.run(text + search(epochs), source=study.options.old_source))
 
@@ -209,7 +225,7 @@ def shapes(study: Study) -> None:
         study.train(family="vit", arch=arch, augment="mild", lr=1e-3, batch=256)
 
 
-CASES = {f.__name__: f for f in (default, families, screen, peers, parts, s4, old, shapes)}
+CASES = {f.__name__: f for f in (default, families, screen, peers, larger, parts, s4, old, shapes)}
 
 
 def main() -> None:
@@ -221,7 +237,8 @@ def main() -> None:
     parser.add_argument("--budget", default=None)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--part", default="0/1", help="of the screening: K/N trains every Nth from K on")
+    parser.add_argument("--part", default="0/1", help="K/N trains every Nth from K on")
+    parser.add_argument("--best", type=int, default=1, help="how many models of timm are trained to the end")
     parser.add_argument("--on", choices=("vit", "winner"), default="vit")
     parser.add_argument("--old-source", default=None)
     parser.add_argument("--out", type=Path, required=True)

@@ -12,7 +12,10 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from tailorvit.costs.limits import Limits
     from tailorvit.data import open_data
     from tailorvit.families import family
-    from tailorvit.families import network as shared
     from tailorvit.methods.contest import largest_of, stem_settings
     from tailorvit.methods.prepare import batch_for
     from tailorvit.rng import seed_everything
@@ -76,8 +78,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     begin = time.monotonic()
     data = open_data(job["source"], image_size=job.get("image_size"), cache_bytes=8 << 30, seed=job.get("seed", 1))
     limits = Limits.of(max_params=job.get("limit", 1.5e6))
-    if job.get("init"):
-        _start_by(job["init"], shared)
     seed_everything(job.get("seed", 1), "init", "plain")
     drop = 0.05
     if job.get("peer"):
@@ -102,7 +102,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
             rows = {"hand-designed": family(name).baseline, **family(name).shapes}
             arch = largest_of(rows[shape], name, settings, limits)
         assert arch is not None
-        model = family(name).build(family(name).settings(dict(settings)), arch, drop)
+        with started_by(job.get("init")):
+            model = family(name).build(family(name).settings(dict(settings)), arch, drop)
         from tailorvit.costs.meter import Meter
 
         macs = Meter(name, dict(settings), limits).counter.macs(arch)
@@ -138,19 +139,22 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _start_by(rule: str, network: Any) -> None:
-    """Put one of the rules to compare in place of the package's, for this process."""
+@contextmanager
+def started_by(rule: str | None) -> Iterator[None]:
+    """Put one of the rules to compare in place of the package's, for a while."""
     rules = {
         "scaled": lambda inputs, init="scaled": max(0.02, 0.5 * inputs**-0.5),
         "paper": lambda inputs, init="scaled": 0.02,
         "step": lambda inputs, init="scaled": 0.02 if inputs >= 128 else max(0.02, 0.5 * inputs**-0.5),
         "unbounded": lambda inputs, init="scaled": 0.577 * inputs**-0.5,
     }
-    import sys
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("tailorvit.families") and hasattr(module, "start_scale"):
-            module.start_scale = rules[rule]
+    named = [(n, m) for n, m in list(sys.modules.items()) if rule and n.startswith("tailorvit.families")]
+    changed = [(m, m.start_scale) for _, m in named if hasattr(m, "start_scale")]
+    for module, _ in changed:
+        module.start_scale = rules[str(rule)]
+    yield
+    for module, own in changed:
+        module.start_scale = own
 
 
 def tried(job: dict[str, Any]) -> dict[str, Any]:

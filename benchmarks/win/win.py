@@ -6,6 +6,7 @@ python benchmarks/win/win.py    # fills the tables of this folder's page from th
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,8 +128,10 @@ def ends() -> str:
     """Two augmentations in the climb and at the end, where the contest trained both to the end."""
     lines = []
     for r in sorted(rows("runs-2026-11-18.jsonl"), key=lambda r: (r["data"], r["seed"])):
-        made = {c["augment"]: c for c in r.get("candidates", ()) if c["name"] != "contest"}
-        if r["case"] != "default" or len(made) < 2:
+        if r["case"] != "default":
+            continue
+        made = {c["augment"]: c for c in r["candidates"] if c["name"] != "contest"}
+        if len(made) < 2:
             continue
         rung = next(g["rung"] for g in r["contest"]["rungs"] if g["asks"] == "augmentation")
         climb = {e["augment"]: g["accuracy"] for e in r["contest"]["entries"] for g in e["rungs"] if g["rung"] == rung}
@@ -156,6 +159,48 @@ def peers() -> str:
         if r["case"] == "peers"
     ]
     return markdown(("images", "seed", "model", "augmentation", "test %", "the default run, test %"), lines)
+
+
+SETS = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST", "flowers": "Flowers-102", "pets": "Pets"}
+WHOLE = {"default": "the default run", "s4": "ViT by S4, the same recipe", "old": "version 0.2's default"}
+FAMILIES = ("hybrid", "shunted", "pit", "swin", "windowed", "vit")
+ORDER = (
+    "the default run",
+    "the best model of timm",
+    *(f"{name}, hand-designed" for name in FAMILIES),
+    "ViT by S4, the same recipe",
+    "version 0.2's default",
+)
+
+
+def finished() -> dict[str, dict[str, dict[int, float]]]:
+    """Everything that was trained to the end: by way and images, percent of the test images by seed."""
+    found = [r for r in rows("runs-2026-11-18.jsonl") if "failed" not in r]
+    ways: dict[str, dict[str, dict[int, float]]] = {}
+
+    def add(way: str, row: Row, key: str) -> None:
+        ways.setdefault(way, {}).setdefault(row["data"], {})[row["seed"]] = row[key]
+
+    for row in found:
+        if row["case"] in WHOLE:
+            add(WHOLE[row["case"]], row, "test_accuracy")
+        elif row["case"] == "families":
+            add(f"{row['family']}, hand-designed", row, "test")
+    peers = [r for r in found if r["case"] == "peers"]
+    for row in sorted(peers, key=lambda r: r["search"]):  # the best on the search images comes last
+        add("the best model of timm", row, "test")
+    return {way: ways[way] for way in ORDER if way in ways}
+
+
+def summary() -> str:
+    """The same as a table: means over seeds."""
+
+    def cell(figures: Mapping[int, float]) -> str:
+        seeds = f" ({len(figures)} seeds)" if len(figures) > 1 else ""
+        return f"{statistics.fmean(figures.values()):.1f}{seeds}" if figures else "-"
+
+    lines = [[way, *(cell(own.get(data, {})) for data in SETS)] for way, own in finished().items()]
+    return markdown(("network", *SETS.values()), lines)
 
 
 def starts() -> str:
@@ -262,9 +307,14 @@ def cpu() -> str:
     )
 
 
+def _which(row: Row) -> str:
+    return json.dumps([row["arch"], row["params"], row.get("stem")])
+
+
 def latency() -> str:
     """Shapes of a ViT, the quickest first, beside the hand-designed networks of all families."""
     found = sorted(read(RESULTS / "latency-cpu.json")["networks"], key=lambda r: r["onnx_ms"])
+    gpu = {_which(r): r for r in read(RESULTS / "latency-gpu.json")["networks"]}
     lines = []
     for r in found:
         arch = r["arch"]
@@ -273,8 +323,11 @@ def latency() -> str:
         name = f"{r['family']}{stem}, hand-designed {shape}" if "stem" in r else f"{r['family']} {shape}"
         length = f", {r['epochs']} epochs" if "epochs" in r else ""
         accuracy = f"{r['test']:.2f} ({r['seeds']}{length})" if r.get("test") else "-"
-        lines.append([name.strip(), number(r["params"]), number(r["onnx_ms"], 2), number(r["torch_ms"], 2), accuracy])
-    return markdown(("network", "parameters", "onnxruntime, ms", "PyTorch, ms", "test % (seeds)"), lines)
+        there = gpu[_which(r)]
+        times = (r["onnx_ms"], r["torch_ms"], there["gpu_ms"], there["graph_ms"])
+        lines.append([name.strip(), number(r["params"]), *(number(ms, 2) for ms in times), accuracy])
+    head = ("network", "parameters", "CPU, onnxruntime, ms", "CPU, PyTorch", "H200, PyTorch", "H200, CUDA graph")
+    return markdown((*head, "test % (seeds)"), lines)
 
 
 def tables() -> dict[str, str]:
@@ -286,6 +339,7 @@ def tables() -> dict[str, str]:
         defaults,
         ends,
         peers,
+        summary,
         starts,
         networks,
         ladder,
