@@ -1,52 +1,83 @@
-"""Everything the page still lacks, on one machine, in the order of its worth, until the time is up.
+"""Everything the page needs, on one machine, in the order of its worth, until the time is up.
 
 python benchmarks/pretrained/lease.py --data flowers=FOLDER@98 --data pets=FOLDER@98 --weights FILE --out FOLDER
 
-Rows are written as they come, so a machine that is taken away costs only what was under way. Runs share the card and
-do not add to its speed: three at a time keep it busy. Torch-Pruning must be importable for its rows.
+First the recipe of the whole network, then learning rate and weight of the teacher's tokens are chosen on the search
+images of another seed; the runs that are shown take what was best. Images may arrive while it runs (the file
+FOLDER.ready says that they are there). Rows are written as they come. Torch-Pruning must be importable for its rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import json
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from common import Call, side_by_side
+from study import EVEN
+
 HERE = Path(__file__).resolve().parent
-SEEDS, EPOCHS = (1, 2, 3), 30
-RIVALS = ("first", "slimmed", "torch_pruned")
+SEEDS, CHOOSING, EPOCHS = (1, 2, 3), 11, 30
+RIVALS = ("whole", "first", "slimmed", "torch_pruned")
+FRONT, LATENCY = "6M,3M", ("9M", "2.5M")  # sizes at half and at a quarter of the whole network's latency (latency.py)
 
 
-def commands(options: argparse.Namespace) -> list[list[str]]:
+def calls(options: argparse.Namespace) -> list[Call]:
     """The calls, the most important first."""
-    shared = ["--weights", str(options.weights)]
-    first, *others = options.data
+    (first, *others), folder = options.data, options.out
+    wholes = [folder / f"wholes-{data.partition('=')[0]}-{CHOOSING}.jsonl" for data in options.data]
+    whole = ["--best-whole", *map(str, wholes)]
 
-    def study(which: str, data: str, seed: int, *more: str) -> list[str]:
-        out = ["--out", str(options.out / f"{which}-{data.partition('=')[0]}-{seed}.jsonl"), "--processes", "1"]
-        own = [str(HERE / "study.py"), which, "--data", f"{data}#{EPOCHS}", "--seeds", str(seed)]
-        return [*own, *shared, *out, *(["--test"] if seed in SEEDS else []), *more]  # other seeds are for choosing
+    def call(
+        script: str, which: str, data: str, seed: int, *more: str, out: str = "", after: Sequence[str] = ()
+    ) -> Call:
+        name, _, place = data.partition("=")
+        path = folder / f"{out or f'{which}-{name}-{seed}'}.jsonl"
+        command = [str(HERE / script), which, "--data", f"{data}#{EPOCHS}", "--seeds", str(seed), "--out", str(path)]
+        command += ["--weights", str(options.weights), "--store", str(folder / "whole")]
+        command += [*more, *(("--test",) if seed in SEEDS else ())]  # other seeds are for choosing
+        ready = Path(place.partition("@")[0]).with_suffix(".ready")
 
-    def rivals(data: str, seed: int) -> list[str]:
-        out = ["--out", str(options.out / f"rivals-{data.partition('=')[0]}-{seed}.jsonl"), "--processes", "1"]
-        own = [str(HERE / "trainings.py"), "rivals", "--data", f"{data}#{EPOCHS}", "--seeds", str(seed)]
-        return [*own, *shared, *out, "--test", "--only", "whole", *RIVALS, "--whole-epochs", "25"]
+        def may(ended: set[str]) -> bool:
+            return ready.exists() and options.weights.exists() and ended.issuperset(after)
 
-    searched = [
-        "--options",
-        '{"settings": {"tailor.search": "supernet", "final.train.epochs": 15, "train.epochs": 15}}',
-    ]
+        return Call(path.stem, command, path.with_suffix(".log"), may)
+
+    def study(which: str, data: str, seed: int, *more: str, out: str = "", after: Sequence[str] = ()) -> Call:
+        return call("study.py", which, data, seed, *more, "--processes", "1", out=out, after=after)
+
+    def rivals(data: str, seed: int, *more: str, out: str = "") -> Call:
+        only = ("--only", *RIVALS, "--processes", "2")
+        return call("trainings.py", "rivals", data, seed, *more, *whole, *only, out=out, after=[p.stem for p in wholes])
+
+    chosen = [study("wholes", data, CHOOSING) for data in options.data]
+    cuts = [(first, shape) for shape in EVEN] + [(data, EVEN[1]) for data in others]
+    tried = [
+        study(
+            "rates", data, CHOOSING, "--shapes", shape, *whole,
+            out=f"rates-{data.partition('=')[0]}-{shape.split()[0]}", after=[c.name for c in chosen],
+        )
+        for data, shape in cuts
+    ]  # fmt: skip
+    known, rates = [t.name for t in tried], [str(t.log.with_suffix(".jsonl")) for t in tried]
+    best = [*whole, "--best-of", *rates]
+    supernet = {"tailor.search": "supernet", "final.train.epochs": 12, "train.epochs": 15}
+    searched = ("--options", json.dumps({"settings": supernet}), *best)
     return [
-        *(study("runs", first, seed) for seed in SEEDS),
-        rivals(first, SEEDS[0]),
-        *(study("runs", data, SEEDS[0]) for data in others),
-        study("runs", first, 11, *searched),
-        *(rivals(first, seed) for seed in SEEDS[1:]),
-        *(rivals(data, SEEDS[0]) for data in others),
-        study("kept", first, 11),
-        study("tau", first, 11, *searched),
+        *chosen,
+        *tried,
+        rivals(first, SEEDS[0], "--taught", "yes"),
+        study("runs", first, SEEDS[0], "--front", ",".join([FRONT, *LATENCY]), *best, after=known),
+        *(study("runs", data, SEEDS[0], "--front", FRONT, *best, after=known) for data in others),
+        *(study("runs", first, seed, "--front", FRONT, *best, after=known) for seed in SEEDS[1:]),
+        *(rivals(data, SEEDS[0], "--taught", "yes", "--main") for data in others),
+        *(rivals(first, seed, "--taught", "yes", "--main") for seed in SEEDS[1:]),
+        study("tau", first, CHOOSING, *searched, after=known),
+        rivals(first, SEEDS[0], "--taught", "no", "--main", out="rivals-untaught"),
+        rivals(first, SEEDS[0], "--taught", "yes", "--main", "--limits", "9e6", "4e6", "2.5e6", out="rivals-latency"),
     ]
 
 
@@ -57,25 +88,13 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--list", action="store_true", help="print the calls and do nothing")
     options = parser.parse_args()
-    waiting, running, begin = commands(options), list[tuple[list[str], subprocess.Popen[bytes]]](), time.monotonic()
     if options.list:
-        return print("\n".join(" ".join(call) for call in waiting))
+        return print("\n".join(f"{call.name}: {' '.join(call.command)}" for call in calls(options)))
     options.out.mkdir(parents=True, exist_ok=True)
-    while (waiting or running) and time.monotonic() - begin < options.seconds:
-        for call, process in [pair for pair in running if pair[1].poll() is not None]:
-            print(f"{time.monotonic() - begin:6.0f} s  {process.returncode}  {' '.join(call[1:6])}", flush=True)
-            running.remove((call, process))
-        while waiting and len(running) < options.processes:
-            call = waiting.pop(0)
-            log = Path(call[call.index("--out") + 1]).with_suffix(".log").open("wb")
-            running.append((call, subprocess.Popen([sys.executable, *call], stdout=log, stderr=log)))
-        time.sleep(0.5)
-    for _, process in running:
-        process.terminate()
-    print("all done" if not waiting and not running else f"time is up, {len(waiting)} calls not begun", flush=True)
+    side_by_side(calls(options), options.processes, options.seconds)
 
 
 if __name__ == "__main__":

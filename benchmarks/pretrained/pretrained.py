@@ -117,6 +117,44 @@ def changes() -> str:
     return markdown(("changed", "6M deep, search %", "3M deep, search %"), lines)
 
 
+ORDERS = {"ours": "Taylor, stream turned", "taylor": "Taylor", "activation": "activation", "magnitude": "magnitude"}
+PARTS = {"hidden": "hidden units", "heads": "heads", "embed": "channels of the stream", "depth": "blocks"}
+
+
+def kept() -> str:
+    """What is left of the accuracy with a share of one kind of part, before any training."""
+    found = {row["order"]: row["kept"] for row in lines_of("kept-2026-11-18.jsonl")}
+    shares = ("0.75", "0.5", "0.25")
+    lines = [
+        [f"{words}, {float(share):.0%}", *(number(found[order][f"{gene} {share}"], 1) for order in ORDERS)]
+        for gene, words in PARTS.items()
+        for share in shares
+    ]
+    return markdown(("kept", *ORDERS.values()), lines)
+
+
+def rates() -> str:
+    """The cuts that the method makes, at several learning rates and weights of the teacher's tokens."""
+    seen: dict[tuple[float, float], dict[str, float]] = {}
+    for row in lines_of("rates-2026-11-18.jsonl"):
+        seen.setdefault((row["lr"], row["features"]), {})[row["shape"]] = row["search"]
+    names = ("11M even", "6M even", "3M deep")
+    lines = [[f"{lr:g}", f"{w:g}", *(number(own.get(n), 1) for n in names)] for (lr, w), own in sorted(seen.items())]
+    return markdown(("learning rate", "weight of the tokens", *(f"at most {n.split()[0]}" for n in names)), lines)
+
+
+def few() -> str:
+    """The whole network tuned on few photos at several learning rates and layer decays."""
+    seen: dict[tuple[float, float], dict[str, float]] = {}
+    for row in lines_of("wholes-cpu-2026-11-18.jsonl"):
+        seen.setdefault((row["lr"], row["decay"]), {})[row["data"]] = row["acc"]
+    lines = [
+        [f"{lr:g}", f"{decay:g}", *(number(own.get(name), 1) for name in ("pets12", "flowers34"))]
+        for (lr, decay), own in seen.items()
+    ]
+    return markdown(("learning rate", "layer decay", "Pets, %", "Flowers, %"), lines)
+
+
 def supernet() -> str:
     """A run that searched a supernet."""
     (row,) = lines_of("supernet-2026-11-18.jsonl")
@@ -156,7 +194,7 @@ def photos() -> str:
 
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    return {maker.__name__: maker() for maker in (shapes, changes, supernet, photos, whole, rivals)}
+    return {maker.__name__: maker() for maker in (shapes, changes, kept, rates, few, supernet, photos, whole, rivals)}
 
 
 if __name__ == "__main__":

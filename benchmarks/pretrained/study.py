@@ -2,9 +2,11 @@
 
 python benchmarks/pretrained/study.py SET --data flowers=FOLDER@98#40 --weights FILE --out rows.jsonl [--seeds 11]
 
-Sets: ``kept`` (what an order keeps before any training), ``cuts`` (one cut network, each row with one thing changed),
-``runs`` (tailorvit run, with the rivals it trains itself), ``tau`` (members trained to the end beside what they had in
-the supernet). Figures are of the search images; --test adds the test images. Rows that are there are not made again.
+Sets: ``wholes`` (the whole network tuned at several learning rates and layer decays), ``kept`` (what an order keeps
+before any training), ``cuts`` (one cut network, each row with one thing changed), ``rates`` (the cuts that the method
+makes, at several learning rates and weights of the teacher's tokens), ``runs`` (tailorvit run, with the rivals it
+trains itself), ``tau`` (members trained to the end beside what they had in the supernet).
+Figures are of the search images; --test adds the test images. Rows that are there are not made again.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
-from trainings import Job, images, opened, plain_batches, said, whole_network
+from trainings import WHOLE, Job, best_whole, images, opened, plain_batches, said, whole_network
 
-WHOLE = {"epochs": 25, "lr": 1e-4, "augment": "mild"}
 SHAPES = {  # blocks, channels, heads, hidden units of a ViT-S
     "6M deep": (12, 288, 3, 448),
     "6M middle": (8, 288, 4, 744),
     "6M shallow": (6, 336, 5, 768),
     "3M deep": (12, 192, 2, 352),
+    "11M even": (12, 304, 4, 928),  # what tailor's even_shapes gives, and at 3M the deep one
+    "6M even": (12, 240, 3, 608),
     "3M middle": (8, 192, 3, 512),
     "3M shallow": (6, 240, 3, 568),
 }
@@ -46,14 +49,33 @@ CHANGES: tuple[Job, ...] = (
     {"order": "magnitude"},
 )
 KEPT = (0.75, 0.5, 0.25)
+EVEN = ("11M even", "6M even", "3M deep")
+WHOLES = (  # learning rate, layer decay, augmentation
+    (1e-4, 1.0, "mild"),
+    (3e-5, 1.0, "mild"),
+    (1e-4, 0.7, "mild"),
+    (2e-4, 0.7, "mild"),
+    (5e-4, 0.6, "mild"),
+    (2e-4, 0.7, "light"),
+)
+RATES = ((2e-4, 8.0), (2e-4, 20.0), (3e-4, 20.0))  # learning rate, weight
 
 
 def jobs(which: str, base: Job) -> list[Job]:
     """The work of a set, the most telling first."""
+    if which == "wholes":
+        found = ({"lr": lr, "layer_decay": decay, "augment": augment} for lr, decay, augment in WHOLES)
+        return [{**base, "set": which, "whole": {**WHOLE, **row}} for row in found]
     if which == "kept":
         return [{**base, "set": which, "order": order} for order in ("ours", "taylor", "activation", "magnitude")]
+    if which == "rates":
+        return [
+            {**base, "set": "cuts", **BASE, "shape": shape, "lr": lr, "features": features}
+            for lr, features in RATES
+            for shape in EVEN
+        ]
     if which == "cuts":
-        shaped: list[Job] = [{"shape": shape} for shape in SHAPES]
+        shaped: list[Job] = [{"shape": shape} for shape in SHAPES if "even" not in shape]
         changed = [{"shape": shape, **c} for c in CHANGES for shape in ("6M deep", "3M deep")]
         rows = [{**base, "set": which, **BASE, **row} for row in [*shaped, *changed]]
         return list({json.dumps(row, sort_keys=True): row for row in rows}.values())
@@ -152,12 +174,14 @@ def cuts(job: Job, data: Any, whole: Any, device: str) -> dict[str, Any]:
 def runs(job: Job) -> dict[str, Any]:
     """A whole run of the command, with other constants where the job names them."""
     import tailorvit
+    from tailorvit.export import export
     from tailorvit.methods import tailor
 
     for name, value in job.get("constants", {}).items():
         setattr(tailor, name, value)
     folder = Path(tempfile.mkdtemp())
     begin = time.monotonic()
+    whole = {f"tailor.{name}": job["whole"][name] for name in ("lr", "layer_decay") if name in job["whole"]}
     result = tailorvit.run(
         data=job["source"],
         image_size=job["image_size"],
@@ -166,16 +190,18 @@ def runs(job: Job) -> dict[str, Any]:
         front=job["front"],
         max_params=job["limit"],
         seed=job["seed"],
-        settings={"train.batch": 128, "analysis.images": 0, "analysis.mistakes": 0, **job.get("settings", {})},
+        settings={"train.batch": 128, "analysis.images": 0, "analysis.mistakes": 0, **whole, **job.get("settings", {})},
         out=folder / "run",
     )
     wall = time.monotonic() - begin
+    export(folder / "run", "onnx")
+    exported = time.monotonic() - begin
     wanted = ("arch", "params", "macs", "final_search_accuracy", "test_accuracy", "candidates", "peers", "whole")
     facts = {k: result[k] for k in (*wanted, "sizes", "seconds", "why")}
     if not job.get("test"):
         _without_test(facts)
     shutil.rmtree(folder)
-    return {**facts, "wall": round(wall, 1)}
+    return {**facts, "wall": round(wall, 1), "exported": round(exported, 1)}  # seconds from the command on
 
 
 def _without_test(facts: Any) -> None:
@@ -217,6 +243,36 @@ def tau(job: Job) -> dict[str, Any]:
     return {"members_found": found}
 
 
+def with_rate(options: Job, paths: list[Path]) -> Job:
+    """A run's options with the learning rate and the weight of the teacher's tokens that did best over all shapes."""
+    found: dict[tuple[float, float], list[float]] = {}
+    for path in paths:
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            if "search" in row:
+                found.setdefault((row["lr"], row["features"]), []).append(row["search"])
+    most = max(map(len, found.values()), default=0)
+    whole = {choice: sum(own) for choice, own in found.items() if len(own) == most}
+    if not whole:
+        return options
+    lr, features = max(whole, key=lambda choice: whole[choice])
+    # A rate of the options stands: a supernet may need another.
+    settings = {"train.lr": lr, "final.train.lr": lr, **options.get("settings", {})}
+    return {**options, "settings": settings, "constants": {"FEATURES": features, **options.get("constants", {})}}
+
+
+def wholes(job: Job) -> dict[str, Any]:
+    """The whole network, tuned."""
+    import torch
+
+    from tailorvit.train import accuracy
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    start = opened(job["model"], Path(job["weights"]))
+    data = images(job, start)
+    model, facts = whole_network(job, start, data, device)
+    return {"search": accuracy(model, data.eval_batches("search", 256, device), device), **facts}
+
+
 WORK = {"kept": kept, "cuts": cuts}
 OPENED: dict[tuple[str, int], tuple[Any, Any]] = {}  # data and whole networks of this process
 
@@ -229,8 +285,8 @@ def work(job: Job) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if job["set"] == "runs":
         return {**said(job), **runs(job)}
-    if job["set"] == "tau":
-        return {**said(job), **tau(job)}
+    if job["set"] in ("tau", "wholes"):
+        return {**said(job), **(tau if job["set"] == "tau" else wholes)(job)}
     if (name := (job["data"], job["seed"])) not in OPENED:
         start = opened(job["model"], Path(job["weights"]))
         data = images(job, start)
@@ -261,6 +317,7 @@ def key(row: Job) -> str:
         "limit",
         "front",
         "size",
+        *(("whole",) if row["set"] == "wholes" else ()),
     )
     return json.dumps({k: row[k] for k in names if row.get(k) is not None}, sort_keys=True)
 
@@ -278,6 +335,9 @@ def main() -> None:
     parser.add_argument("--limit", default="11M")
     parser.add_argument("--front", default="6M,3M")
     parser.add_argument("--options", action="append", default=[], help="JSON with settings and constants of a run")
+    parser.add_argument("--shapes", nargs="+", default=None, help="of cuts and rates: only these")
+    parser.add_argument("--best-of", type=Path, nargs="+", default=[], help="rows of rates: runs take the best of them")
+    parser.add_argument("--best-whole", type=Path, nargs="+", default=[], help="rows of wholes: take the best of them")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--processes", type=int, default=6)
     chosen = parser.parse_args()
@@ -297,18 +357,18 @@ def main() -> None:
                 "epochs": int(epochs or 40),
                 "batch": 128,
                 "seed": seed,
-                "whole": WHOLE,
+                "whole": best_whole(chosen.best_whole),
                 **({"test": True} if chosen.test else {}),
             }
             for which in chosen.sets.split(","):
                 if which in ("runs", "tau"):
                     for options in map(json.loads, chosen.options or ["{}"]):
-                        own = {"limit": chosen.limit, "front": chosen.front, **options}
+                        own = {"limit": chosen.limit, "front": chosen.front, **with_rate(options, chosen.best_of)}
                         todo.append(
                             {**base, "set": which, **({"size": 6e6, "members": 12} if which == "tau" else {}), **own}
                         )
                 else:
-                    todo += jobs(which, base)
+                    todo += [j for j in jobs(which, base) if chosen.shapes is None or j["shape"] in chosen.shapes]
     lines = chosen.out.read_text(encoding="utf-8").splitlines() if chosen.out.is_file() else []
     there = {key(row) for row in map(json.loads, lines) if "failed" not in row}
     todo = [job for job in todo if key(job) not in there]

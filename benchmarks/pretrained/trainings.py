@@ -33,9 +33,11 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 Job = dict[str, Any]
 LIMITS = (11e6, 6e6, 3e6)
+WHOLE: Job = {"epochs": 25, "lr": 1e-4, "augment": "mild"}
 RATES = {"whole": 1e-4, "scratch": 1e-3}  # where --lr does not say; all others 3e-4
-TAUGHT = ("first", "every_other", "slimmed")
-PRUNED = (("magnitude", False), ("taylor", False), ("taylor", True))  # importance, isomorphic
+TAUGHT = ("first", "every_other", "slimmed", "torch_pruned")
+PRUNED = (("taylor", False), ("magnitude", False))  # importance, isomorphic
+MAIN = ({"network": "first"}, {"network": "slimmed", "blocks": 12}, {"network": "torch_pruned", "importance": "taylor"})
 UNSAID = ("source", "weights", "store", "test")  # where things lie here, and whether to test: no part of a row
 # What a training is; rows that agree in these are the same.
 CUT = ("network", "limit", "blocks", "importance", "isomorphic", "taught")
@@ -69,6 +71,9 @@ def key(row: Mapping[str, Any]) -> str:
 # -- one training -----------------------------------------------------------------------------------------------------
 
 
+OPENED: dict[tuple[str, int], tuple[Pretrained, Data]] = {}  # of this process
+
+
 def work(job: Job) -> dict[str, Any]:
     """One training; the whole network is trained first where it is not stored yet."""
     import numpy as np
@@ -80,8 +85,10 @@ def work(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     begin = time.monotonic()
-    start = opened(job["model"], Path(job["weights"]))
-    data = images(job, start)
+    if (name := (job["data"], job["seed"])) not in OPENED:
+        start = opened(job["model"], Path(job["weights"]))
+        OPENED[name] = start, images(job, start)
+    start, data = OPENED[name]
     whole, facts = whole_network(job, start, data, device)
     model: nn.Module = whole
     version = {}
@@ -209,6 +216,7 @@ def fitted(
         min_lr=job["lr"] / 100,
         warmup=min(2.0, job["epochs"] / 4),
         weight_decay=0.05,
+        layer_decay=job.get("layer_decay", 1.0) if stage == "whole" else 1.0,
         precision="bf16" if device == "cuda" else "fp32",
         augment=job["augment"],
     )
@@ -222,8 +230,9 @@ def fitted(
         from tailorvit.methods.tailor import FEATURES, SHARE
         from tailorvit.train.teacher import Teacher
 
-        # As our own networks are taught: these rivals keep the stream, so their tokens can be compared too.
-        taught = {"teacher": Teacher(teacher.eval(), SHARE, FEATURES)}
+        # As our own networks are taught. Torch-Pruning cuts the stream, so its tokens cannot be compared.
+        features = 0.0 if job["network"] == "torch_pruned" else FEATURES
+        taught = {"teacher": Teacher(teacher.eval(), SHARE, features)}
     begin = time.monotonic()
     seed = derive(job["seed"], stream, "train") % 2**31
     done = train(model.to(device), batches, Fixed(), settings, seed, Sink(), None, device, **taught)
@@ -240,6 +249,18 @@ def macs(model: nn.Module, data: Data) -> int:
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.eval()(x)
     return int(counter.get_total_flops() // 2)
+
+
+def best_whole(paths: Iterable[Path]) -> Job:
+    """How the whole network is trained: as it did best on the search images, over all these files."""
+    found: dict[str, list[float]] = {}
+    for path in paths:
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            if "search" in row:
+                found.setdefault(json.dumps(row["whole"]), []).append(row["search"])
+    most = max(map(len, found.values()), default=0)  # a recipe that failed somewhere is none
+    sums = {recipe: sum(own) for recipe, own in found.items() if len(own) == most}
+    return dict(json.loads(max(sums, key=lambda recipe: sums[recipe]))) if sums else dict(WHOLE)
 
 
 def said(job: Job) -> Job:
@@ -270,10 +291,15 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--limits", type=float, nargs="+", default=list(LIMITS))
     parser.add_argument("--lr", type=float, default=None, help="of all rivals; 3e-4, from scratch 1e-3")
-    parser.add_argument("--whole-lr", type=float, default=RATES["whole"])
-    parser.add_argument("--whole-epochs", type=int, default=None, help="as many as the rivals have")
+    parser.add_argument(
+        "--best-whole", type=Path, nargs="+", default=[], help="study.py's rows of wholes: take the best"
+    )
     parser.add_argument("--augment", default="mild")
     parser.add_argument("--only", nargs="+", default=None, help="networks: whole first every_other slimmed ...")
+    parser.add_argument(
+        "--taught", choices=("yes", "no"), help="only those that the whole network teaches, or does not"
+    )
+    parser.add_argument("--main", action="store_true", help="only the best form of each rival")
     parser.add_argument("--test", action="store_true", help="open the test images")
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no training after this")
@@ -301,17 +327,17 @@ def listed(chosen: argparse.Namespace) -> list[Job]:
                 "batch": 16 if tiny else 128,
                 "augment": chosen.augment,
                 "seed": seed,
-                "whole": {
-                    "epochs": 1 if tiny else chosen.whole_epochs or length,
-                    "lr": chosen.whole_lr,
-                    "augment": chosen.augment,
-                },
+                "whole": {**best_whole(chosen.best_whole), **({"epochs": 1} if tiny else {})},
                 **({"lr": chosen.lr} if chosen.lr else {}),
                 **({"images": 30} if tiny else {}),
                 **({"test": True} if chosen.test else {}),
             }
             todo += jobs(base, chosen.limits[:1] if tiny else chosen.limits)
     todo = [job for job in todo if chosen.only is None or job["network"] in chosen.only]
+    wanted = {"yes": (True, None), "no": (False, None)}.get(chosen.taught, (True, False, None))
+    todo = [job for job in todo if job.get("taught") in wanted]
+    if chosen.main:
+        todo = [j for j in todo if j["network"] == "whole" or any(main.items() <= j.items() for main in MAIN)]
     return sorted(todo, key=lambda job: job["network"] != "whole")
 
 
@@ -327,7 +353,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     for stage in (True, False):
         own = [job for job in todo if (job["network"] == "whole") is stage]
-        with context.Pool(max(1, min(chosen.processes, len(own))), maxtasksperchild=1) as pool:
+        with context.Pool(max(1, min(chosen.processes, len(own)))) as pool:
             for row in pool.imap_unordered(tried, own):
                 print(json.dumps(row), flush=True)
                 with chosen.out.open("a", encoding="utf-8") as file:
