@@ -13,6 +13,7 @@ from tailorvit.data import open_data
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.methods import session as session_module
+from tailorvit.methods import team
 from tailorvit.methods.released import space_of_released
 from tailorvit.runs import Run
 from tailorvit.train import accuracy
@@ -55,7 +56,7 @@ def test_the_file_is_searched_and_never_trained(tmp_path, file, monkeypatch):
     def train(*_, **__):
         raise AssertionError("nothing here is trained")
 
-    monkeypatch.setattr(session_module, "train", train)
+    monkeypatch.setattr(team, "train", train)
     result = run(tmp_path, recipe(file))
     from tailorvit import load
     from tailorvit.arch import Arch

@@ -94,7 +94,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("swin_tiny_patch4_window7_224", "is a SwinTransformer, not a plain"),
+        ("swinv2_tiny_window8_256", "is a SwinTransformerV2, not a plain"),
         ("vit_relpos_small_patch16_224", "relative positions"),
         ("vit_small_patch16_dinov3", "rotary positions"),
         ("deit_tiny_distilled_patch16_224", "distillation token"),

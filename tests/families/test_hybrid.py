@@ -227,7 +227,7 @@ def refused(words, do):
     [
         ({"strides": (2, 2, 2)}, r"'strides' must be four times 1 or 2, not \[2, 2, 2\]"),
         ({"strides": (2, 2, 3, 2)}, r"four times 1 or 2, not \[2, 2, 3, 2\]"),
-        ({"strides": (2, True, 2, 2)}, "four times 1 or 2"),
+        ({"strides": (2, True, 2, 2)}, "must be a list of whole numbers"),
         ({"stem_stride": 4}, "'stem_stride' must be 1 or 2, not 4"),
         ({"stem_stride": 0}, "'stem_stride' must be a positive whole number, not 0"),
         ({"attention": 5}, "four stages, so 'attention' must be 1 to 4, not 5"),

@@ -14,10 +14,10 @@ from tailorvit.families.resize import require_size, resized, resized_settings
 from tailorvit.families.vit.plain import PlainViT, ViTSettings, filled_table
 from tailorvit.families.windows.plain import PlainWindowed, WindowSettings, WindowStage, scaled_windows
 
-KINDS = ["vit", "pit", "swin", "windowed", "shunted", "hybrid", "tailored"]
+KINDS = ["vit", "pit", "swin", "windowed", "shunted", "hybrid", "tailored", "tailored-swin"]
 LARGER = {
     **dict.fromkeys(("vit", "pit", "tailored"), (12, 12)),
-    **dict.fromkeys(("swin", "windowed", "shunted", "hybrid"), (16, 16)),
+    **dict.fromkeys(("swin", "windowed", "shunted", "hybrid", "tailored-swin"), (16, 16)),
 }
 
 

@@ -7,9 +7,10 @@ import torch
 
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, with_settings
-from tailorvit.families.tailored.order import Orders, principal_basis, reordered, rotated
+from tailorvit.families.tailored.order import principal_basis, reordered, rotated
 from tailorvit.families.tailored.plain import PlainTailored
 from tailorvit.families.tailored.spaces import SPACES
+from tailorvit.families.tailoring import Orders
 
 KINDS = {
     "plain": {},
@@ -43,7 +44,7 @@ def shuffled(n, seed):
 def test_another_order_computes_the_same(kind):
     model = network(**KINDS.get(kind, {"pre_norm": True}))
     heads, hidden = ([shuffled(n, i) for i, n in enumerate(model.shape[k])] for k in ("heads", "hidden"))
-    other = reordered(model, Orders(heads, hidden, shuffled(24, 9)))
+    other = reordered(model, Orders(heads, hidden, [shuffled(24, 9)]))
     assert not torch.equal(other.blocks[0].mlp.fc1.weight, model.blocks[0].mlp.fc1.weight)
     torch.testing.assert_close(other(images()), model(images()), atol=1e-5, rtol=1e-5)
     assert [b.drop_path.rate for b in other.blocks] == [b.drop_path.rate for b in model.blocks]

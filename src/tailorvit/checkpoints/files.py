@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from tailorvit.errors import TailorError
+from tailorvit.tensors import read_pth, read_safetensors, require_dense
 
 State = dict[str, Tensor]
 WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # tried in this order; one may be inside another
@@ -41,7 +41,8 @@ def read_state(path: str | Path) -> State:
     except OSError as error:
         raise TailorError(f"Cannot read '{path}': {error.strerror}.") from None
     # A safetensors file begins with the length of its header and the header's brace, whatever its name is.
-    found = _safetensors(file) if head[8:9] == b"{" else _torch(file)
+    named = file.suffix == ".safetensors"  # which torch.load would open itself
+    found = _safetensors(file) if named or head[8:9] == b"{" else _torch(file)
     return _tensors(_unwrapped(found), path)
 
 
@@ -52,25 +53,20 @@ def checksum(path: str | Path) -> str:
 
 
 def _safetensors(file: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
-        return load_file(file)
-    except (SafetensorError, OSError, ValueError) as error:
+        return read_safetensors(file)
+    except (OSError, ValueError) as error:
         raise TailorError(f"'{file}' is not a readable safetensors file: {error}.") from None
 
 
 def _torch(file: Path) -> Any:
     import pickle
 
-    import torch
     from torch.serialization import safe_globals
 
     try:
-        with warnings.catch_warnings(), safe_globals([(_Ignored, "argparse.Namespace")]):
-            warnings.simplefilter("ignore")  # about pickle versions; what cannot be read is reported below
-            return torch.load(file, map_location="cpu", weights_only=True)
+        with safe_globals([(_Ignored, "argparse.Namespace")]):
+            return read_pth(file)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         if named is None:
@@ -96,6 +92,7 @@ def _tensors(found: Any, path: str | Path) -> State:
     if not isinstance(found, Mapping) or not any(isinstance(v, Tensor) for v in found.values()):
         raise TailorError(f"'{path}' holds no weights: no dictionary of tensors, alone or under 'model'.")
     state = {str(k): v for k, v in found.items() if isinstance(v, Tensor)}
+    require_dense(state, f"'{path}'")
     while prefix := next((p for p in PREFIXES if all(k.startswith(p) for k in state)), None):
         state = {k.removeprefix(prefix): v for k, v in state.items()}
     return {k: v.float() if v.is_floating_point() else v for k, v in state.items()}

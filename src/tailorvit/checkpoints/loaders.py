@@ -25,6 +25,7 @@ from tailorvit.families.network import hidden_width
 from tailorvit.families.vit.plain import ViTSettings
 from tailorvit.families.vit.relative import table_rows
 from tailorvit.space import Space
+from tailorvit.tensors import require_finite
 
 Shape = tuple[int | Width, ...]  # a width is elastic: the tensor may be longer, and its prefix is taken
 
@@ -63,6 +64,11 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
     own = network.state_dict()
     require(state, {name: tuple(tensor.shape) for name, tensor in own.items()}, what)
     refuse_left_over([name for name in state if name not in own], what)
+    for name, tensor in own.items():
+        if tensor.is_floating_point() != state[name].is_floating_point():
+            kind = str(state[name].dtype).removeprefix("torch.")
+            raise TailorError(f"The checkpoint holds '{name}' as {kind}, not as decimal numbers.")
+    require_finite({name: state[name] for name in own}, "The checkpoint")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(state[name])
@@ -183,7 +189,7 @@ def autoformer_sizes(state: State, head_dim: int) -> dict[str, int]:
 # -- DeiT and ViT, Swin and S3, PiT: names that are timm's or nearly so -----------------------------------------------
 
 _BUFFERS = ("relative_position_index", "attn_mask")  # computed from the window, not loaded
-_SWIN_TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"
+SWIN_TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"
 
 
 def _refuse_distilled(state: State, what: str) -> None:
@@ -203,13 +209,23 @@ def _pit(state: State, arch: Arch, shared: Any) -> State:
 
 
 def _timm_swin(state: State, arch: Arch, shared: Any) -> State:
-    return {k: v for k, v in state.items() if not k.endswith(_BUFFERS)}
+    return swin_names(state)
 
 
-def _released_swin(state: State, arch: Arch, shared: Any) -> State:
-    """Patch merging is at the end of a stage there, at the beginning of the next one here; the head is one layer."""
+def _is_released(state: State) -> bool:
+    return "layers.0.downsample.norm.weight" in state
+
+
+def swin_names(state: State) -> State:
+    """A Swin's weights by timm's names of today.
+
+    As released, merging is at the end of a stage, not at the beginning of the next one, and the head is one layer.
+    """
+    kept = {k: v for k, v in state.items() if not k.endswith(_BUFFERS)}
+    if not _is_released(state):
+        return kept
     found = {}
-    for name, tensor in _timm_swin(state, arch, shared).items():
+    for name, tensor in kept.items():
         name = re.sub(r"^layers\.(\d+)\.downsample\.", lambda m: f"layers.{int(m[1]) + 1}.downsample.", name)
         found[re.sub(r"^head\.", "head.fc.", name)] = tensor
     return found
@@ -233,14 +249,14 @@ LOADERS: Mapping[str, Loader] = {
             name="s3",
             summary="S3 (AutoFormerV2) and Swin, as released or from older timm",
             families=("swin", "windowed"),
-            recognises=lambda state: _SWIN_TABLE in state and "layers.0.downsample.norm.weight" in state,
-            plain=_released_swin,
+            recognises=lambda state: SWIN_TABLE in state and _is_released(state),
+            plain=_timm_swin,
         ),
         Loader(
             name="timm-swin",
             summary="Swin and S3 from timm 0.9 or newer",
             families=("swin", "windowed"),
-            recognises=lambda state: _SWIN_TABLE in state and "layers.0.downsample.norm.weight" not in state,
+            recognises=lambda state: SWIN_TABLE in state and not _is_released(state),
             plain=_timm_swin,
         ),
         Loader(

@@ -1,4 +1,4 @@
-"""Pretrained vision transformers as networks of the family ``tailored``: the same function, ready to be cut.
+"""A pretrained network, ready to be cut, and plain vision transformers as networks of the family ``tailored``.
 
 What differs between libraries is folded in or becomes a setting: layer scale goes into the weights behind it, positions
 of registers into the registers, packed gates are taken apart. A part that has no place is named.
@@ -6,11 +6,10 @@ of registers into the registers, packed gates are taken apart. A part that has n
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,16 @@ from torch import Tensor
 
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
+from tailorvit.families import Family, family
 from tailorvit.families.network import PlainNetwork, Sides, State
 from tailorvit.families.resize import resized
-from tailorvit.families.tailored.plain import PlainTailored, TailoredSettings
+from tailorvit.families.tailored.plain import TailoredSettings
 from tailorvit.families.tailored.spaces import tailored_arch
+from tailorvit.families.tailoring import Tailoring
 from tailorvit.rng import seed_everything
 from tailorvit.runs import atomic
+from tailorvit.tensors import read_safetensors, require_finite
+from tailorvit.texts import read_table
 
 # After the blocks a new head comes; timm has the last norm behind the pooling in some networks.
 _UNUSED = re.compile(r"(head|fc_norm|attn_pool|head_drop|mask_token|proj$|ln_post|post_layernorm).*")
@@ -38,31 +41,52 @@ class Pretrained:
 
     source: str
     arch: Arch
-    settings: TailoredSettings  # with no classes
+    settings: Any  # of its family, with no classes
     state: Mapping[str, Tensor]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def features(self) -> PlainTailored:
+    @property
+    def family(self) -> Family:
+        """The record of its family."""
+        return family(self.arch.family)
+
+    @property
+    def tailoring(self) -> Tailoring:
+        """What its family offers to cut it."""
+        found = self.family.tailoring
+        if found is None:
+            raise TailorError(f"'{self.source}' is of the family {self.arch.family}, which is not cut.")
+        return found
+
+    def blank(self) -> PlainNetwork:
+        """The network as it was trained, with neither a head nor weights."""
+        with torch.device("meta"):
+            made = self.family.build(self.settings, self.arch)
+        assert isinstance(made, PlainNetwork)
+        return made
+
+    def features(self) -> PlainNetwork:
         """The network as it was trained, without a head."""
-        model = PlainTailored.from_settings({**self.settings.to_dict(), **_shape(self.arch)})
+        model = self.family.build(self.settings, self.arch)
+        assert isinstance(model, PlainNetwork)
         model.load_state_dict(dict(self.state))
         return model.eval()
 
     def network(self, size: Sides, classes: int, channels: int, seed: int, drop_path: float = 0.0) -> PlainNetwork:
-        """The network for other images and classes: positions interpolated, and a new head by the seed."""
+        """The network for other images and classes: positions interpolated, windows scaled, a new head by the seed."""
         seed_everything(seed, "init", "head")
-        return resized(self.features(), size, classes, channels, "keep", drop_path)
+        return resized(self.features(), size, classes, channels, "scale", drop_path)
 
     def checked(self) -> Pretrained:
         """Itself, where its weights are those that its architecture and its settings need."""
-        with torch.device("meta"):
-            wanted = PlainTailored.from_settings({**self.settings.to_dict(), **_shape(self.arch)}).state_dict()
+        wanted = self.blank().state_dict()
         for name, tensor in wanted.items():
             if name not in self.state or self.state[name].shape != tensor.shape:
                 raise TailorError(f"'{self.source}' lacks '{name}' of the shape {tuple(tensor.shape)}.")
         if left := next((k for k in self.state if k not in wanted), None):
             raise TailorError(f"'{self.source}' has '{left}', a part that cannot be tailored.")
+        require_finite(self.state, f"'{self.source}'")
         return self
 
     # -- kept in a folder ---------------------------------------------------------------------------------------------
@@ -84,20 +108,13 @@ class Pretrained:
     @classmethod
     def load(cls, folder: Path) -> Pretrained:
         """What :meth:`save` wrote, to the bit."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         try:
-            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-            state = load_file(folder / TENSORS)
-            arch, settings = Arch.from_dict(card["arch"]), TailoredSettings.of(card["settings"])
-            return cls(card["source"], arch, settings, state, tuple(card["mean"]), tuple(card["std"])).checked()
-        except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+            card, state = read_table(folder / CARD), read_safetensors(folder / TENSORS)
+            arch = Arch.from_dict(card["arch"])
+            found = cls(card["source"], arch, None, state, tuple(card["mean"]), tuple(card["std"]))
+            return replace(found, settings=found.tailoring.settings.of(card["settings"])).checked()
+        except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise TailorError(f"The pretrained network in '{folder}' cannot be read: {error}.") from None
-
-
-def _shape(arch: Arch) -> dict[str, Any]:
-    return {"embed": arch.one("embed"), "heads": list(arch.many("heads")), "hidden": list(arch.many("hidden"))}
 
 
 def from_named(
@@ -111,8 +128,12 @@ def from_named(
     pool: str = "cls",
 ) -> Pretrained:
     """From weights by timm's names and what names and shapes cannot say."""
-    state = {k: v.float() for k, v in named.items()}
     where = f"'{source}'"
+    for name, tensor in named.items():
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise TailorError(f"{where} holds '{name}' as {kind}, not as decimal numbers.")
+    state = {k: v.float() for k, v in named.items()}
     patches = _need(state, "patch_embed.proj.weight", where)
     embed, channels, patch, across = patches.shape
     if patch != across:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorvit.checkpoints.files import read_state
 from tailorvit.checkpoints.pretrained import Pretrained, from_named
+from tailorvit.checkpoints.pretrained_swin import from_swin, is_swin, is_swin_name, read_timm_swin, tiny_swin
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families.network import Sides, State
 from tailorvit.families.tailored.plain import tailored_settings
 from tailorvit.families.tailored.spaces import tailored_arch
 from tailorvit.rng import derive
+from tailorvit.texts import read_table
 from tailorvit.trunks import libraries
 from tailorvit.trunks.layouts import NORMS, recognise_layout
 from tailorvit.trunks.libraries import NamedWeights
@@ -26,7 +28,7 @@ from tailorvit.trunks.libraries import NamedWeights
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 FORMS = (
     "timm:NAME, hf:NAME or hf:FOLDER, open_clip:MODEL/PRETRAINED, a weight file (.safetensors, .pt, .pth, .bin), "
-    "the folder of a tailored network, auto, or random:tiny for tests"
+    "the folder of a tailored network, auto, or random:tiny and random:tiny-swin for tests"
 )
 _ACTS = ("gelu", "gelu_tanh", "quick_gelu", "silu")
 _HEAD_WIDTH = 64  # of nearly every published vision transformer
@@ -44,7 +46,7 @@ def open_pretrained(text: str, weights: str | None = None) -> Pretrained:
     kind, _, name = text.partition(":")
     readers = {"timm": _from_timm, "open_clip": _from_open_clip, "hf": _from_hf, "random": _from_random}
     if name and kind in readers:
-        return _pretrained(text, readers[kind](text, name, weights))
+        return readers[kind](text, name, weights)
     if weights is not None:
         raise TailorError(f"--weights '{weights}' goes with timm:NAME or open_clip:MODEL, not with '{text}'.")
     path = Path(text).expanduser()
@@ -65,42 +67,53 @@ def _pretrained(text: str, found: NamedWeights) -> Pretrained:
 _LOCAL = "--weights FILE takes a local copy"
 
 
-def _from_timm(text: str, name: str, weights: str | None) -> NamedWeights:
-    return libraries.read_timm(text, name, _LOCAL, weights=None if weights is None else _named(weights))
+def _from_timm(text: str, name: str, weights: str | None) -> Pretrained:
+    if is_swin_name(name):
+        return read_timm_swin(text, name, _LOCAL, weights)
+    given = None if weights is None else _named(weights)
+    return _pretrained(text, libraries.read_timm(text, name, _LOCAL, weights=given))
 
 
-def _from_open_clip(text: str, name: str, weights: str | None) -> NamedWeights:
-    return libraries.read_open_clip(text, name, _LOCAL, None if weights is None else _named(weights))
+def _from_open_clip(text: str, name: str, weights: str | None) -> Pretrained:
+    given = None if weights is None else _named(weights)
+    return _pretrained(text, libraries.read_open_clip(text, name, _LOCAL, given))
 
 
-def _from_hf(text: str, name: str, weights: str | None) -> NamedWeights:
+def _from_hf(text: str, name: str, weights: str | None) -> Pretrained:
     if weights is not None:
         raise TailorError(f"--weights '{weights}' does not go with '{text}'; hf:FOLDER takes a local copy.")
-    return libraries.read_hf(text, name, "hf:FOLDER takes a local copy")
+    return _pretrained(text, libraries.read_hf(text, name, "hf:FOLDER takes a local copy"))
 
 
 _TINY: dict[str, Any] = {"img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 0}
 
 
-def _from_random(text: str, name: str, weights: str | None) -> NamedWeights:
+def _from_random(text: str, name: str, weights: str | None) -> Pretrained:
     """An untrained network, always the same: for tests and tiny forms."""
-    if name != "tiny":
-        raise unknown("random network", text, ("random:tiny",))
+    if name not in ("tiny", "tiny-swin"):
+        raise unknown("random network", text, ("random:tiny", "random:tiny-swin"))
     if weights is not None:
         raise TailorError(f"--weights '{weights}' does not go with '{text}', whose weights are random.")
+    rng = torch.Generator().manual_seed(derive(0, "start", name))
+    if name == "tiny-swin":
+        return tiny_swin(text, partial(_draw, rng))
     from timm.models.vision_transformer import VisionTransformer
 
     with torch.random.fork_rng(devices=[]):
         made = VisionTransformer(**_TINY)
-    rng = torch.Generator().manual_seed(derive(0, "start", name))
-    with torch.no_grad():
-        for key, tensor in made.state_dict().items():
-            if key.endswith("bias"):
-                tensor.zero_()
-            elif "norm" not in key:  # unit gain keeps the differences between images through all blocks
-                gain = tensor.shape[1:].numel() ** -0.5 if key.endswith("weight") else 0.5
-                tensor.copy_(gain * torch.randn(tensor.shape, generator=rng))
-    return libraries.from_timm(text, made, norm=NORMS["half"])
+    _draw(rng, made)
+    return _pretrained(text, libraries.from_timm(text, made, norm=NORMS["half"]))
+
+
+@torch.no_grad()
+def _draw(rng: torch.Generator, model: nn.Module) -> None:
+    """Weights of unit gain, which keeps the differences between images through all blocks."""
+    for key, tensor in model.state_dict().items():
+        if key.endswith("bias"):
+            tensor.zero_()
+        elif "norm" not in key:
+            gain = tensor.shape[1:].numel() ** -0.5 if key.endswith("weight") else 0.5
+            tensor.copy_(gain * torch.randn(tensor.shape, generator=rng))
 
 
 def _named(weights: str) -> State:
@@ -115,6 +128,10 @@ def _from_file(text: str) -> Pretrained:
     target, _, after = text.partition("#")
     options = dict(_option(pair, text) for pair in after.split(",") if pair)
     state = read_state(Path(target).expanduser())
+    if is_swin(state):
+        if wrong := next((k for k in options if k != "norm"), None):
+            raise TailorError(f"'{target}' is a Swin, whose weights say its '{wrong}'; only norm=NAME can be given.")
+        return from_swin(text, state, NORMS[options.get("norm", "imagenet")])
     layout, named = recognise_layout(state, f"'{target}'")
     if "patch_embed.proj.weight" not in named:
         raise TailorError(f"'{target}' lacks 'patch_embed.proj.weight'.")
@@ -163,7 +180,7 @@ def _from_folder(folder: Path) -> Pretrained:
             f"'{folder}' holds no network (no network.json); for a model of transformers write hf:{folder}."
         )
     try:
-        card = json.loads((place / "network.json").read_text(encoding="utf-8"))
+        card = read_table(place / "network.json")
         family, made = card["arch"]["family"], card.get("plain", {}).get("settings")
         how = card["preprocessing"]
         mean, std = (tuple(map(float, how[k])) for k in ("mean", "std"))

@@ -21,6 +21,7 @@ FAMILIES: Registry[Family] = Registry(
         "swin": "tailorvit.families.windows.swin:FAMILY",
         "windowed": "tailorvit.families.windows.windowed:FAMILY",
         "tailored": "tailorvit.families.tailored.family:FAMILY",
+        "tailored-swin": "tailorvit.families.tailored_swin.family:FAMILY",
         "ladder": "tailorvit.families.ladder.family:FAMILY",
     },
 )
@@ -66,6 +67,14 @@ def with_settings(space: Space, **settings: Any) -> Space:
     for dim in space.dims:
         if dim.name not in record.fractional and any(not isinstance(c, int) for c in dim.choices):
             raise TailorError(f"The choices of dimension '{dim.key}' must be whole numbers, not {list(dim.choices)}.")
+    arch = space.smallest()
+    usual = record.arch({"family": arch.family, **arch})
+    for key in arch:
+        if isinstance(arch[key], tuple) != isinstance(usual[key], tuple):
+            scope = "block" if isinstance(usual[key], tuple) else "global or stage"
+            raise TailorError(
+                f"The scope of dimension '{key}' is '{space[key].scope}'; in a {space.family} it is {scope}."
+            )
     changed = space.with_settings(**{k: v for k, v in settings.items() if v is not None})
     record.settings(dict(changed.settings))
     return record.fit(changed)

@@ -27,7 +27,8 @@ class _Blank(TorchFunctionMode):
         if func is Tensor.to and any(isinstance(a, torch.device) and a.type == "meta" for a in args):
             return args[0].clone()  # a computed buffer that follows a weight: there is no value where that is
         name = getattr(func, "__name__", "")
-        if name.endswith("_") and not name.endswith("__"):  # torch's spelling of a change in place
+        # Torch's spelling of a change in place; what is trained is no value, and stays as it is said.
+        if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
             target = args[0] if args else kwargs.get("tensor")
             if isinstance(target, Tensor) and target.is_meta:
                 return target

@@ -12,6 +12,7 @@ from tailorvit.arch import Arch
 from tailorvit.elastic.slicing import Width
 from tailorvit.errors import TailorError
 from tailorvit.families.network import PlainNetwork
+from tailorvit.families.tailoring import Tailoring
 from tailorvit.space import Dim, Scope, Space
 
 
@@ -104,6 +105,7 @@ class Family:
         default_factory=lambda: {"patch_embed": "patch", "attn": "mixing", "mlp": "mlp", "head": "head"}
     )
     output_layer: str = "proj"
+    tailoring: Tailoring | None = None  # where its networks are cut from pretrained ones
     from_scratch: bool = True  # whether it takes part in contests, which train from scratch
     experimental: bool = False
 

@@ -95,6 +95,8 @@ def _broken_rule(value: Any, kind: Any) -> str:
     if kind == Sides:
         whole = isinstance(value, tuple) and len(value) == 2 and all(type(v) is int and v >= 1 for v in value)
         return "" if whole else "two positive whole numbers"
+    if kind == tuple[int, ...]:
+        return "" if isinstance(value, tuple) and all(type(v) is int for v in value) else "a list of whole numbers"
     return ""
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from textwrap import shorten
+from threading import Thread
 from typing import Any, cast
 
 import torch
@@ -20,7 +22,8 @@ from tailorvit.errors import TailorError
 from tailorvit.trunks.layouts import NORMS, State, recognise_layout
 from tailorvit.trunks.tower import Stats
 
-HUB_SECONDS = 3.0  # a hub that has not answered by then counts as out of reach
+HUB_SECONDS = 2.0  # a hub that has not answered by then counts as out of reach
+HUB_REMEMBERED = 60.0  # seconds
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth to compare
@@ -46,16 +49,28 @@ def _library(text: str, name: str, extra: str) -> Any:
 
 
 def hub_reachable() -> bool:
-    """Whether the hub of pretrained weights answers at once; a single quick question."""
+    """Whether the hub of pretrained weights answers at once; a single quick question a minute."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        import_module("huggingface_hub.utils").get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except Exception:  # every version of the hub's client has its own errors
-        return False
-    return True
+    return not constants.HF_HUB_OFFLINE and _answers(int(time.monotonic() // HUB_REMEMBERED))
+
+
+@lru_cache(maxsize=1)
+def _answers(minute: int) -> bool:
+    """Asked by a thread, as looking up a name takes longer than a connection may; nobody waits for it to end."""
+    from huggingface_hub import constants
+
+    session, heard = import_module("huggingface_hub.utils").get_session(), list[bool]()
+
+    def ask() -> None:
+        with suppress(Exception):  # every version of the hub's client has its own errors
+            session.head(constants.ENDPOINT, timeout=HUB_SECONDS)
+            heard.append(True)
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return bool(heard)
 
 
 @contextmanager
@@ -122,23 +137,32 @@ def read_timm(
     text: str, name: str, otherwise: str, pretrained: bool = True, weights: State | None = None
 ) -> NamedWeights:
     """A model of timm: its published weights, random ones, or these, whose position grid may be another."""
+    if weights is None and not pretrained:
+        return from_timm(text, _maker(text, name, False)())
+    return from_timm(text, fetch_timm(text, name, otherwise, require_plain, weights is not None), weights)
+
+
+def fetch_timm(text: str, name: str, otherwise: str, require: Callable[[str, Any], None], local: bool) -> Any:
+    """A model of timm with its published weights; where the weights are here already, its design alone.
+
+    What ``require`` refuses is not fetched.
+    """
+    with torch.device("meta"):
+        design = load_model(text, otherwise, _maker(text, name, False), local=True)
+    require(text, design)
+    if local:
+        return design
+    if not any(design.pretrained_cfg.get(k) for k in ("hf_hub_id", "url", "file", "state_dict")):
+        raise TailorError(f"'{text}' cannot be loaded: timm has no pretrained weights for it; {otherwise}.")
+    return load_model(text, otherwise, _maker(text, name, True))
+
+
+def _maker(text: str, name: str, published: bool) -> Callable[[], Any]:
+    """What makes a model of timm; an unknown name is refused at once."""
     import timm
 
     _require_name(text, "timm", name.partition(".")[0], timm.list_models())
-
-    def make(published: bool) -> Any:
-        return timm.create_model(name, pretrained=published, num_classes=0)
-
-    if weights is None and not pretrained:
-        return from_timm(text, make(False))
-    with torch.device("meta"):
-        design = load_model(text, otherwise, lambda: make(False), local=True)
-    require_plain(text, design)  # before anything is fetched
-    if weights is None:
-        if not any(design.pretrained_cfg.get(k) for k in ("hf_hub_id", "url", "file", "state_dict")):
-            raise TailorError(f"'{text}' cannot be loaded: timm has no pretrained weights for it; {otherwise}.")
-        return from_timm(text, load_model(text, otherwise, lambda: make(True)))
-    return from_timm(text, design, weights)
+    return partial(timm.create_model, name, pretrained=published, num_classes=0)
 
 
 def require_plain(text: str, model: Any) -> None:

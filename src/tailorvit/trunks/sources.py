@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tailorvit.errors import TailorError, unknown
 from tailorvit.registry import Registry
 from tailorvit.rng import derive
+from tailorvit.tensors import read_pth, read_safetensors, require_dense
 from tailorvit.trunks import libraries
 from tailorvit.trunks.layouts import NORMS, Layout, State, recognise_layout
 from tailorvit.trunks.libraries import NamedWeights
@@ -245,11 +246,7 @@ def read_weights(path: Path) -> State:
     if not path.is_file():
         raise TailorError(f"There is no trunk file '{path}'.")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        data: Any = torch.load(path, map_location="cpu", weights_only=True)
+        data: Any = read_safetensors(path) if path.suffix == ".safetensors" else read_pth(path)
     except Exception as error:  # damaged files raise anything
         first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise TailorError(f"The trunk file '{path}' cannot be read as plain tensors: {first}.") from None
@@ -258,7 +255,9 @@ def read_weights(path: Path) -> State:
             data = data[wrapper]
     if not isinstance(data, dict):
         raise TailorError(f"The trunk file '{path}' holds no tensors by name.")
-    return {str(k): v for k, v in data.items() if isinstance(v, Tensor)}
+    found = {str(k): v for k, v in data.items() if isinstance(v, Tensor)}
+    require_dense(found, f"The trunk file '{path}'")
+    return found
 
 
 # -- libraries --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,16 @@ from typing import Any
 from tailorvit.arch import Arch
 from tailorvit.families.base import Family, Layer
 from tailorvit.families.tailored.elastic import ElasticTailored, build, extract
+from tailorvit.families.tailored.order import (
+    fill,
+    first_arch,
+    logits,
+    parts,
+    reordered,
+    turned,
+    turned_settings,
+    whole_arch,
+)
 from tailorvit.families.tailored.plain import PlainTailored, TailoredSettings, attention, tailored_settings
 from tailorvit.families.tailored.spaces import (
     ARCHS,
@@ -23,7 +33,9 @@ from tailorvit.families.tailored.spaces import (
     settle,
     shrink,
     tailored_arch,
+    whole_space,
 )
+from tailorvit.families.tailoring import Tailoring
 
 # -- layer inventory --------------------------------------------------------------------------------------------------
 
@@ -83,6 +95,29 @@ def outline(shared: TailoredSettings, arch: Arch) -> list[dict[str, Any]]:
     return rows
 
 
+# -- cut from pretrained networks -------------------------------------------------------------------------------------
+
+
+def best_side(shared: TailoredSettings, side: int, trained: int) -> int:
+    """The nearest side of whole patches, and no larger than the positions were trained for."""
+    patches = max(1, round(side / shared.patch))
+    return shared.patch * (min(patches, trained // shared.patch) if shared.positions else patches)
+
+
+TAILORING = Tailoring(
+    settings=TailoredSettings,
+    space=whole_space,
+    whole=whole_arch,
+    side=best_side,
+    parts=parts,
+    logits=logits,
+    reordered=reordered,
+    fill=fill,
+    turned=turned,
+    turned_settings=turned_settings,
+    first=first_arch,
+)
+
 # -- entry record -----------------------------------------------------------------------------------------------------
 
 FAMILY = Family(
@@ -108,6 +143,7 @@ FAMILY = Family(
     outline=outline,
     attention=attention,
     fractional=(),
+    tailoring=TAILORING,
     from_scratch=False,
     experimental=True,
 )

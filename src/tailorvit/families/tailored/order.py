@@ -6,25 +6,59 @@ Every function here returns a network that computes what the given one does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.families.network import State
-from tailorvit.families.tailored.plain import Block, PlainTailored
+from tailorvit.families.tailored.plain import Block, PlainTailored, TailoredSettings
+from tailorvit.families.tailored.spaces import tailored_arch
+from tailorvit.families.tailoring import Orders, Parts
 
-Order = Sequence[int]
+# -- what there is to order -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Orders:
-    """For every block its heads and hidden units, and the stream's channels, the most important first."""
+def parts(model: PlainTailored) -> Parts:
+    """One stream, read by two norms a block."""
+    blocks = [b for b in model.blocks if isinstance(b, Block)]
+    norms = [m for b in blocks for m in (b.norm1, b.norm2)]
+    return Parts(blocks, [0] * len(blocks), [int(model.shape["embed"])], [norms], model.shared.head_dim)
 
-    heads: Sequence[Order]
-    hidden: Sequence[Order]
-    embed: Order | None = None  # None: as they are
+
+def logits(model: PlainTailored, x: Tensor, blocks: Sequence[int]) -> Tensor:
+    """Of the network with these blocks alone."""
+    tokens = model.tokens(x)
+    for b in blocks:
+        tokens = model.blocks[b](tokens)
+    return model.forward_head(model.norm(tokens))
+
+
+def whole_arch(model: PlainTailored) -> Arch:
+    """The architecture of a network."""
+    return first_arch(model, len(model.blocks))
+
+
+def first_arch(model: PlainTailored, depth: int) -> Arch:
+    """The architecture of so many of its blocks."""
+    shape = model.shape
+    return tailored_arch(
+        {"embed": shape["embed"], "heads": shape["heads"][:depth], "hidden": shape["hidden"][:depth], "depth": depth}
+    )
+
+
+@torch.no_grad()
+def fill(supernet: nn.Module, model: PlainTailored) -> None:
+    """Put the ordered network into a supernet as its largest member."""
+    state = model.state_dict()
+    for name, parameter in supernet.named_parameters():
+        parameter.copy_(state[name].view(parameter.shape))
+
+
+# -- another order ----------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -45,8 +79,8 @@ def reordered(model: PlainTailored, orders: Orders) -> PlainTailored:
             state[f"{at}attn.proj.weight"].unflatten(1, (-1, dim))[:, list(heads)].flatten(1)
         )
         state[f"{at}mlp.fc2.weight"] = state[f"{at}mlp.fc2.weight"][:, list(hidden)]
-    if orders.embed is not None:
-        state = _permuted(state, list(orders.embed))
+    if orders.streams is not None:
+        state = _permuted(state, list(orders.streams[0]))
     return _rebuilt(model, state)
 
 
@@ -123,6 +157,19 @@ def rotated(model: PlainTailored, basis: Tensor) -> PlainTailored:
     state = {name: tensor.to(model.state_dict().get(name, basis).dtype) for name, tensor in found.items()}
     biased = shared.qkv_bias or shared.norm == "layer"
     return _rebuilt(model, state, norm="rms", width=shared.width or width, qkv_bias=biased)
+
+
+def turned(model: PlainTailored, images: Sequence[Tensor]) -> PlainTailored | None:
+    """The network whose stream is written in its principal components; None with a norm before the blocks (CLIP)."""
+    return None if model.shared.pre_norm else rotated(model, principal_basis(model, images)[0])
+
+
+def turned_settings(arch: Arch, shared: TailoredSettings) -> dict[str, Any]:
+    """What :func:`turned` changes in the settings."""
+    if shared.pre_norm:
+        return {}
+    biased = shared.qkv_bias or shared.norm == "layer"
+    return {"norm": "rms", "width": shared.width or int(arch.one("embed")), "qkv_bias": biased}
 
 
 def _readers(model: PlainTailored) -> dict[str, list[str]]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tailorvit.arch import Arch, Value, number
+from tailorvit.arch import Arch, Value, number, require_blocks
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Named
+from tailorvit.families.tailoring import steps
 from tailorvit.space import Dim, Space
 
 GENES = ("depth", "embed", "heads", "hidden")
@@ -28,6 +29,7 @@ def tailored_arch(genes: Mapping[str, Any]) -> Arch:
     given = genes.get("depth")
     if given is None and not lists:
         raise TailorError("A tailored architecture needs 'depth' where heads and hidden are single numbers.")
+    require_blocks({"depth": given})
     depth = number(given) if given is not None else len(lists[0])
     if not isinstance(depth, int) or depth < 1:
         raise TailorError(f"A tailored network needs a depth of at least one whole block, not {given}.")
@@ -62,6 +64,14 @@ def cut_space(
         Dim("embed", tuple(embed), "global", None, step(embed), 1),
     )
     return Space("tailored", dims, tuple(settings.items()))
+
+
+def whole_space(arch: Arch, settings: Mapping[str, Any]) -> Space:
+    """What can be kept of a network: all blocks but a quarter may go, heads one by one, the rest in even steps."""
+    depth, embed = int(arch.one("depth")), int(arch.one("embed"))
+    heads, hidden = (int(max(arch.many(gene))) for gene in ("heads", "hidden"))
+    depths = range(max(1, depth // 4), depth + 1)
+    return cut_space(depths, steps(hidden, 48, 4), range(1, heads + 1), steps(embed, 24, 9), **settings)
 
 
 _8PX: dict[str, Any] = {"image_size": (8, 8), "patch": 2, "channels": 1, "classes": 10, "head_dim": 8}

@@ -149,7 +149,7 @@ class Merge(nn.Module):
 
 
 class Stage(nn.Module):
-    """Merging (in all stages but the first), then blocks, of which an architecture uses the first ones."""
+    """Merging (in all stages but the first), then blocks, of which an architecture uses those in its places."""
 
     def __init__(
         self, shared: WindowSettings, stage: int, before: int, shape: WindowStage, rates: Sequence[float]
@@ -196,33 +196,45 @@ class ElasticWindows(nn.Module):
             sides = self.shared.maps[s]
             needs = [("depth", len(stage.heads), len(there.heads)), ("embed", stage.embed, there.embed)]
             for i in range(min(len(stage.heads), len(there.heads))):
+                at = stage.place(i)
                 needs += [
-                    ("heads", stage.heads[i], there.heads[i]),
-                    ("head width", stage.head_dim[i], there.head_dim[i]),
-                    ("mlp", hidden_width(stage.embed, stage.mlp[i]), hidden_width(there.embed, there.mlp[i])),
-                    ("window", max(clipped(sides, stage.window[i])), max(clipped(sides, there.window[i]))),
+                    ("heads", stage.heads[i], there.heads[at]),
+                    ("head width", stage.head_dim[i], there.head_dim[at]),
+                    ("mlp", hidden_width(stage.embed, stage.mlp[i]), hidden_width(there.embed, there.mlp[at])),
+                    ("window", max(clipped(sides, stage.window[i])), max(clipped(sides, there.window[at]))),
                 ]
             require_room(needs, f" of stage {s + 1}")
 
-    def plan(self, arch: Arch) -> list[tuple[Width, list[BlockPlan]]]:
-        """Per stage its width and the widths and cuts of its blocks."""
+    def plan(self, arch: Arch) -> list[tuple[Width, dict[int, BlockPlan]]]:
+        """Per stage its width and, by their places, the widths and cuts of its blocks."""
         stages = self.stages_of(self.shared, arch)
         self._require(stages)
         return [
             (
                 Width(shape.embed),
-                [
-                    BlockPlan(Width(h), Width(d), Width(hidden_width(shape.embed, m)), Cut.of(sides, w, i % 2 == 1))
-                    for i, (h, d, m, w) in enumerate(
-                        zip(shape.heads, shape.head_dim, shape.mlp, shape.window, strict=True)
+                {
+                    at: BlockPlan(
+                        Width(h), Width(d), Width(hidden_width(shape.embed, m)), Cut.of(sides, w, at % 2 == 1)
                     )
-                ],
+                    for at, h, d, m, w in zip(
+                        map(shape.place, range(len(shape.heads))),
+                        shape.heads,
+                        shape.head_dim,
+                        shape.mlp,
+                        shape.window,
+                        strict=True,
+                    )
+                },
             )
             for shape, sides in zip(stages, self.shared.maps, strict=True)
         ]
 
     def forward(self, x: Tensor, arch: Arch | None = None) -> Tensor:
         """Logits (B, classes) of one architecture."""
+        return self.forward_head(self.forward_features(x, arch), arch)
+
+    def forward_features(self, x: Tensor, arch: Arch | None = None) -> Tensor:
+        """The normalised last map (B, H, W, embed) of one architecture."""
         plan = self.plan(self.space.largest() if arch is None else arch)
         before = plan[0][0]
         x = self.patch_norm(self.patch_embed(x, before), before).unflatten(1, self.shared.maps[0])
@@ -230,10 +242,16 @@ class ElasticWindows(nn.Module):
             assert isinstance(layer, Stage)
             if layer.downsample is not None:
                 x = layer.downsample(x, before, embed)
-            for block, widths in zip(layer.blocks, blocks, strict=False):  # a shallower arch uses the first blocks
-                x = block(x, embed, widths)
+            for at, widths in blocks.items():
+                x = layer.blocks[at](x, embed, widths)
             before = embed
-        logits: Tensor = self.head(self.norm(x, before).mean((1, 2)), before, None)
+        out: Tensor = self.norm(x, before)
+        return out
+
+    def forward_head(self, x: Tensor, arch: Arch | None = None) -> Tensor:
+        """Logits of :meth:`forward_features`' map."""
+        last = self.stages_of(self.shared, self.space.largest() if arch is None else arch)[-1]
+        logits: Tensor = self.head(x.mean((1, 2)), Width(last.embed), None)
         return logits
 
     def slices(self, arch: Arch) -> Slices:
@@ -252,8 +270,8 @@ class ElasticWindows(nn.Module):
                 four = Width(4 * plan[s - 1][0].size)
                 used |= {f"layers.{s}.downsample.norm.{leaf}": (four,) for leaf in ("weight", "bias")}
                 used[f"layers.{s}.downsample.reduction_weight"] = (embed, four)
-            for i, block in enumerate(blocks):
-                used |= {f"layers.{s}.blocks.{i}.{k}": v for k, v in _block_slices(embed, block).items()}
+            for at, block in blocks.items():
+                used |= {f"layers.{s}.blocks.{at}.{k}": v for k, v in _block_slices(embed, block).items()}
         names = dict(self.named_parameters())
         return {k: v for k, v in used.items() if k in names}
 
@@ -276,31 +294,69 @@ def _block_slices(embed: Width, plan: BlockPlan) -> Slices:
 
 
 def extract(model: nn.Module, arch: Arch, share: bool = False) -> PlainWindowed:
-    """The plain network that holds this architecture's slice of the supernet's weights, in timm's order."""
+    """The plain network that holds this architecture's slice of the weights, in timm's order; blocks numbered anew."""
     assert isinstance(model, ElasticWindows)
     stages = model.stages_of(model.shared, arch)
     rates: list[float] = []
     for layer, shape in zip(model.layers, stages, strict=True):
         assert isinstance(layer, Stage)
-        rates += [b.rate for b in layer.blocks if isinstance(b, Block)][: len(shape.heads)]
+        every = [b.rate for b in layer.blocks if isinstance(b, Block)]
+        rates += [every[shape.place(i)] for i in range(len(shape.heads))]
     weights, state = dict(model.named_parameters()), {}
     for name, widths in model.slices(arch).items():
-        weight = prefix(weights[name].detach(), *widths)
-        if name.endswith(("qkv_weight", "qkv_bias")):
-            weight = weight.flatten(0, 2)
-        elif name.endswith("proj_weight"):
-            weight = weight.flatten(1)
-        elif ".downsample." in name:
-            weight = weight.unflatten(-1, (-1, 4)).transpose(-1, -2).flatten(-2)
-        elif name.endswith("rel_table"):
-            down, across = (
-                centre_first(torch.arange(n, device=weight.device) - n // 2) for n in (weight.shape[0], weight.shape[1])
-            )
-            weight = weight[down][:, across].flatten(0, 1)
-        for ours, theirs in RENAMED:
-            name = name.replace(ours, theirs)
-        state[name] = weight
+        at = name.split(".")
+        if at[0] == "layers" and at[2] == "blocks":
+            places = stages[int(at[1])].places
+            at[3] = str(places.index(int(at[3]))) if places else at[3]
+        state[_plain_name(".".join(at))] = _plain_weight(name, prefix(weights[name].detach(), *widths))
     return assemble(lambda: PlainWindowed(model.shared, stages, rates), state, share)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, network: nn.Module) -> None:
+    """Put a plain network into a supernet as its largest member: :func:`extract` the other way round."""
+    assert isinstance(model, ElasticWindows)
+    state = network.state_dict()
+    for name, parameter in model.named_parameters():
+        parameter.copy_(_elastic_weight(name, state[_plain_name(name)], parameter.shape))
+
+
+def _plain_name(name: str) -> str:
+    for ours, theirs in RENAMED:
+        name = name.replace(ours, theirs)
+    return name
+
+
+def _plain_weight(name: str, weight: Tensor) -> Tensor:
+    """A slice of a supernet's weight in the shape and order of the plain network."""
+    if name.endswith(("qkv_weight", "qkv_bias")):
+        return weight.flatten(0, 2)
+    if name.endswith("proj_weight"):
+        return weight.flatten(1)
+    if ".downsample." in name:
+        channels: Tensor = weight.unflatten(-1, (-1, 4))
+        return channels.transpose(-1, -2).flatten(-2)
+    if name.endswith("rel_table"):
+        down, across = (_rows(n, weight.device) for n in weight.shape[:2])
+        return weight[down][:, across].flatten(0, 1)
+    return weight
+
+
+def _elastic_weight(name: str, weight: Tensor, shape: torch.Size) -> Tensor:
+    """The plain network's weight in the shape and order of a supernet's."""
+    if ".downsample." in name:
+        neighbours: Tensor = weight.unflatten(-1, (4, -1))
+        return neighbours.transpose(-1, -2).flatten(-2)
+    if name.endswith("rel_table"):
+        down, across = (_rows(n, weight.device).argsort() for n in shape[:2])
+        table: Tensor = weight.unflatten(0, shape[:2])
+        return table[down][:, across]
+    return weight.view(shape)
+
+
+def _rows(count: int, device: torch.device) -> Tensor:
+    """Where the rows of a plain table, from the most negative offset on, lie in a supernet's."""
+    return centre_first(torch.arange(count, device=device) - count // 2)
 
 
 RENAMED = (

@@ -169,10 +169,17 @@ class WindowStage:
     heads: tuple[int, ...]
     head_dim: tuple[int, ...]
     mlp: tuple[float, ...]
+    # Where blocks stood in the stage they were taken from; none where they are its first ones. Odd places are shifted.
+    places: tuple[int, ...] = ()
+
+    def place(self, block: int) -> int:
+        """Of a block, in the stage it was taken from."""
+        return self.places[block] if self.places else block
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        """Plain data; places only where they say something."""
+        found = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return found if self.places else {k: v for k, v in found.items() if k != "places"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> WindowStage:
@@ -245,7 +252,8 @@ class WindowBlock(nn.Module):
 
     def __init__(self, shared: WindowSettings, stage: int, block: int, shape: WindowStage, drop: float) -> None:
         super().__init__()
-        embed, cut = shape.embed, Cut.of(shared.maps[stage], shape.window[block], block % 2 == 1)
+        embed, odd = shape.embed, shape.place(block) % 2 == 1
+        cut = Cut.of(shared.maps[stage], shape.window[block], odd)
         self.norm1 = nn.LayerNorm(embed, shared.eps)
         self.attn = WindowAttention(shared, cut, embed, shape.heads[block], shape.head_dim[block])
         self.norm2 = nn.LayerNorm(embed, shared.eps)

@@ -10,10 +10,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tailorvit.arch import Arch, Value, number
+from tailorvit.arch import Arch, Value
 from tailorvit.errors import TailorError
 from tailorvit.families.base import Family, Layer, Named
-from tailorvit.families.blockwise import depth_span
+from tailorvit.families.blockwise import depth_span, staged_arch
 from tailorvit.families.network import Sides, handy
 from tailorvit.families.windows.elastic import (
     ElasticWindows,
@@ -41,49 +41,8 @@ TINY = {"depth": 1, "embed": [8, 12, 16, 20], "window": [4, 4, 2, 1], "qkv": [8,
 
 
 def windowed_arch(genes: Mapping[str, Any]) -> Arch:
-    """An architecture written by hand.
-
-    ``name.s`` is one stage's gene: one number, or for window, qkv and mlp one per block. ``name`` alone is one number
-    for all stages or a list of four.
-    """
-    for key in genes:
-        if key not in GENES and key not in NAMES:
-            raise TailorError(f"A windowed architecture has no gene '{key}'; it has {', '.join(NAMES)} of stages 1-4.")
-    found: dict[str, Any] = {}
-    for s in range(1, STAGES + 1):
-        own = {name: _stage_gene(genes, name, s) for name in NAMES}
-        lists = [v for v in own.values() if isinstance(v, list | tuple)]
-        depth: Any = own["depth"] if own["depth"] is not None else len(lists[0]) if lists else None
-        for name, value in {**own, "depth": depth}.items():
-            if value is None:
-                raise TailorError(f"A windowed architecture needs '{name}.{s}', or '{name}' for all stages.")
-        if isinstance(depth, list | tuple) or not isinstance(number(depth), int) or depth < 1:
-            raise TailorError(f"Stage {s} of a windowed network needs at least one whole block, not {depth}.")
-        found |= {f"depth.{s}": depth, f"embed.{s}": own["embed"]}
-        for name in BLOCK_GENES:
-            values = list(own[name]) if isinstance(own[name], list | tuple) else [own[name]] * int(depth)
-            if len(values) != depth:
-                raise TailorError(f"Stage {s} has {depth} blocks, but '{name}.{s}' has {len(values)} values.")
-            found[f"{name}.{s}"] = values
-    arch = Arch("windowed", **found)
-    for key, value in arch.items():
-        for v in value if isinstance(value, tuple) else (value,):
-            if v <= 0 or (not key.startswith("mlp") and not isinstance(v, int)):
-                raise TailorError(
-                    f"'{key}' of a windowed architecture must be positive and (but for mlp) whole, not {v}."
-                )
-    return arch
-
-
-def _stage_gene(genes: Mapping[str, Any], name: str, stage: int) -> Any:
-    if f"{name}.{stage}" in genes:
-        return genes[f"{name}.{stage}"]
-    value = genes.get(name)
-    if isinstance(value, list | tuple):
-        if len(value) != STAGES:
-            raise TailorError(f"'{name}' of a windowed architecture needs one value per stage, not {len(value)}.")
-        return value[stage - 1]
-    return value
+    """An architecture written by hand: window, qkv and mlp may have one value per block."""
+    return staged_arch("windowed", genes, STAGES, BLOCK_GENES, fractional=("mlp",))
 
 
 Row = Mapping[str, Sequence[Value]]
