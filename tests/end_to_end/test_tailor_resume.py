@@ -31,6 +31,7 @@ MOMENTS = {
 }
 COPIED = list(MOMENTS).index("whole")
 SEARCHED = {"supernet": "epochs supernet-0", "search": "trials search"}  # where a supernet is searched
+SWIN = ("whole", "ordered, before its weights", "ordered, before its facts", "size, its training", "final", "result")
 TRIED = {"training": "epochs shape-1", "trial": "trials shape-1", "result": "stages shape-1 accuracy"}  # of a shape
 
 
@@ -64,6 +65,8 @@ def outcome(folder: Path) -> dict:
     result = json.loads((folder / "result.json").read_text())
     result.pop("seconds")
     result["whole"].pop("network")
+    plan = result.pop("plan", {})  # how long things took differs; how long they are does not
+    result |= {k: plan[k] for k in ("factor", "whole_epochs", "final_epochs") if plan}
     with Run.open(folder, lock=False) as run:
         tables = {
             "trials": run.trials(),
@@ -89,6 +92,17 @@ def test_killed_in_every_stage(forks, whole, source, tmp_path, moment):
     killed_and_resumed(forks, *whole, MOMENTS[moment], options(source, tmp_path / "run"), source if gone else None)
 
 
+def test_a_swin_killed_in_its_stages(forks, source, tmp_path):
+    asked = {**options(source, tmp_path / "whole"), "start": "random:tiny-swin", "max_params": "40k"}
+    code, writes = forks.do("run", **asked)
+    assert code == 0, forks.said()
+    reference = outcome(tmp_path / "whole")
+    assert reference["result"]["arch"]["family"] == "tailored-swin"
+    for number, moment in enumerate(SWIN):
+        again = {**asked, "out": str(tmp_path / str(number))}
+        killed_and_resumed(forks, reference, writes, MOMENTS[moment], again, None)
+
+
 def test_killed_while_a_supernet_is_trained_and_searched(forks, source, tmp_path):
     asked = options(source, tmp_path / "whole", "tailor.search=supernet")
     code, writes = forks.do("run", **asked)
@@ -108,6 +122,18 @@ def test_killed_while_shapes_are_tried(forks, source, tmp_path):
         killed_and_resumed(
             forks, outcome(tmp_path / "whole"), writes, text, {**asked, "out": str(tmp_path / name)}, None
         )
+
+
+def test_killed_under_a_budget_of_time(forks, source, tmp_path):
+    """Time enough for the most that a plan gives, so that two runs have the same plan."""
+    sets = ("tailor.epochs=1", "train.epochs=1", "data.limit=60", "train.batch=20", "device=cpu")
+    asked = {**options(source, tmp_path / "whole", *sets), "data": "digits", "tiny": False, "budget": "1h"}
+    code, writes = forks.do("run", **asked)
+    assert code == 0, forks.said()
+    reference = outcome(tmp_path / "whole")
+    assert reference["result"]["factor"] == pytest.approx(3) and reference["result"]["final_epochs"] == 3
+    for name, text in {"tuned": "epochs whole", "settled": "stages plan-final", "final": "epochs final"}.items():
+        killed_and_resumed(forks, reference, writes, text, {**asked, "out": str(tmp_path / name)}, None)
 
 
 def killed_and_resumed(forks, reference, writes, text, asked, gone) -> None:

@@ -344,7 +344,7 @@ def files(tmp_path_factory) -> Path:
         ({"start": "auto", "weights": "w.pt"}, "--weights 'w.pt' goes with a named network, not with --from auto"),
         (
             {"start": "random:tiny", "image_size": 9},
-            "patches of 2 px, and 9x9 px are no whole number of them: use --image-size 8",
+            "reads patches of 2 px, which 9x9 px do not suit: use --image-size 8",
         ),
         ({"start": "random:tiny", "image_size": 1}, "use --image-size 2"),
         ({"start": "random:tiny", "max_params": "500"}, "has params <= 500: the smallest has "),
@@ -357,6 +357,7 @@ def files(tmp_path_factory) -> Path:
         ),
         ({"start": "random:tiny", "front": "small"}, "Cannot read 'small'"),
         ({"start": "random:tiny", "settings": ["tailor.epochs=0"]}, "tailor.epochs and tailor.lr must be above 0"),
+        ({"start": "random:tiny", "settings": ["tailor.layer_decay=0"]}, "tailor.layer_decay must be above 0"),
         ({"settings": ["start.network=auto"]}, "start.network of a recipe cannot be 'auto'"),
     ],
     ids=lambda v: v if isinstance(v, str) else " ".join(map(str, v)),

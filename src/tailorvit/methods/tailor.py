@@ -1,11 +1,12 @@
 """Tailor a pretrained network: fine-tune it whole, order its parts, search what to keep, and teach what is left.
 
 The whole network is tuned to the images and becomes the teacher. Its heads and hidden units are put in the order of
-their importance, its stream is turned to its principal components and its blocks are ranked, so that every prefix
-keeps what matters. The network so ordered is the largest member of a supernet. A member at the limit whose blocks are
-all alike is trained to the end and learns from the teacher. It has all blocks where the limits are on size; where they
-are on latency or memory, which deep networks use up sooner, short trainings choose among deep and shallow ones.
-Instead of that the supernet can be trained as a whole and searched (``tailor.search = "supernet"``).
+their importance, its stream is turned to its principal components (its channels are ordered where it cannot be turned)
+and its blocks are ranked, so that every prefix keeps what matters. The network so ordered is the largest member of a
+supernet. A member at the limit whose blocks are all alike is trained to the end and learns from the teacher. It has all
+blocks where the limits are on size; where they are on latency or memory, which deep networks use up sooner, short
+trainings choose among deep and shallow ones. Instead of that the supernet can be trained as a whole and searched
+(``tailor.search = "supernet"``). What is special to ViTs or to Swins stands in their families' ``Tailoring``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from tailorvit import units
@@ -31,10 +31,10 @@ from tailorvit.costs.meter import Meter
 from tailorvit.data import Data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.export import Card, save_network
-from tailorvit.families.tailored.elastic import build
-from tailorvit.families.tailored.order import principal_basis, reordered, rotated
-from tailorvit.families.tailored.plain import PlainTailored
-from tailorvit.families.tailored.spaces import cut_space, tailored_arch
+from tailorvit.families import family
+from tailorvit.families.network import PlainNetwork
+from tailorvit.families.resize import resized_settings
+from tailorvit.families.tailoring import tailoring_of
 from tailorvit.methods import Method
 from tailorvit.methods.finetune import COPY, normalise_by
 from tailorvit.methods.first_space import largest_of_row
@@ -43,7 +43,7 @@ from tailorvit.methods.peers import Peer
 from tailorvit.methods.session import Session, SpaceRecord, Supernet
 from tailorvit.rng import generator, seed_everything
 from tailorvit.search import Candidate, Trial, merit
-from tailorvit.space import Space
+from tailorvit.space import Dim, Space
 from tailorvit.train import Fixed, Teacher, TrainSettings, hits
 
 if TYPE_CHECKING:
@@ -57,10 +57,12 @@ SHARE, FEATURES = 0.5, 8.0  # of the teacher's outputs in the target; weight of 
 DEPTHS, SHAPES = (1, 5 / 6, 2 / 3, 1 / 2, 1 / 3, 1 / 4), 4  # shares of the blocks; as many as fit, up to so many
 NARROWER = {"embed": 1.0, "heads": 1.7, "hidden": 2.2}  # powers of one share: hidden units are given up first
 SHARES = 64  # steps of it that are tried
+LOWEST = 0.01  # of the whole network's learning rate, at the end of its training
 SHORT, WARMUP = 1 / 3, 0.2  # of the final epochs: a shape's trial; of its epochs: the warm-up at most
 MEMBERS = 2  # members of the supernet that a step trains
 WINDOW = 0.6  # members between this share of a limit and the limit are trained
 TRIES = 400  # draws for a member within a window, of which some ten per cent are
+SOME_SIDE = 64  # pixels; up to it there is a side that suits, whatever the network
 LATER = 1.2  # a latency limit in MACs, widened: time does not follow MACs closely
 
 
@@ -82,24 +84,22 @@ class PretrainedStart:
         return digest.hexdigest()
 
     def fitting_size(self, sides: Sides) -> Sides:
-        """The nearest image size of whole patches, and no larger than it was trained for."""
-        patch, most = self.pretrained.settings.patch, self.pretrained.settings.image_size
-        positions = self.pretrained.settings.positions
-
-        def fit(side: int, limit: int) -> int:
-            patches = max(1, round(side / patch))
-            return patch * (min(patches, limit // patch) if positions else patches)
-
-        return fit(sides[0], most[0]), fit(sides[1], most[1])
+        """The nearest image size that suits the network well."""
+        settings, side = self.pretrained.settings, self.pretrained.tailoring.side
+        high, wide = settings.image_size
+        return side(settings, sides[0], high), side(settings, sides[1], wide)
 
     def require_size(self, sides: Sides) -> None:
-        """Refuse images that are not whole patches, with the nearest size that is."""
-        patch = self.pretrained.settings.patch
-        if any(side % patch for side in sides):
-            near = "x".join(str(side) for side in dict.fromkeys(max(patch, round(s / patch) * patch) for s in sides))
-            shown = "x".join(map(str, sides))
+        """Refuse images that cannot be cut to patches and maps, with the nearest size that can."""
+        blank = self.pretrained.blank()
+
+        def nearest(side: int) -> int:
+            return min((s for s in range(1, 2 * side + SOME_SIDE) if blank.suits(s)), key=lambda s: (abs(s - side), s))
+
+        if not all(map(blank.suits, sides)):
+            near, shown = "x".join(map(str, dict.fromkeys(map(nearest, sides)))), "x".join(map(str, sides))
             raise TailorError(
-                f"'{self.pretrained.source}' reads patches of {patch} px, and {shown} px are no whole number of them: "
+                f"'{self.pretrained.source}' reads {blank.size_rule()}, which {shown} px do not suit: "
                 f"use --image-size {near}."
             )
 
@@ -109,38 +109,26 @@ class PretrainedStart:
 
     def space(self, data: Data) -> Space:
         """What can be kept of it, with the settings that the network has once it is ordered."""
-        settings = {
-            **self.pretrained.settings.to_dict(),
-            "image_size": tuple(data.image_size),
-            "channels": data.channels,
-            "classes": len(data.classes),
-        }
-        if not self.pretrained.settings.pre_norm:  # turned to its principal components
-            width = self.pretrained.settings.width or int(self.pretrained.arch.one("embed"))
-            biased = self.pretrained.settings.qkv_bias or self.pretrained.settings.norm == "layer"
-            settings |= {"norm": "rms", "width": width, "qkv_bias": biased}
-        return tailored_space(self.pretrained.arch, settings)
+        pretrained, (high, wide) = self.pretrained, data.image_size
+        given = {"image_size": (high, wide), "channels": data.channels, "classes": len(data.classes)}
+        resized = resized_settings(pretrained.blank(), (high, wide), len(data.classes), data.channels)
+        arch, settings = pretrained.family.resettle(
+            pretrained.arch, {**pretrained.settings.to_dict(), **given}, resized
+        )
+        turned = pretrained.tailoring.turned_settings(arch, pretrained.settings)
+        return pretrained.tailoring.space(arch, {**settings, **turned})
 
-    def network(self, data: Data, seed: int, drop_path: float = 0.0) -> PlainTailored:
+    def network(self, data: Data, seed: int, drop_path: float = 0.0) -> PlainNetwork:
         """The whole network for the run's images and classes, with a new head."""
         high, wide = data.image_size
-        made = self.pretrained.network((high, wide), len(data.classes), data.channels, seed, drop_path)
-        assert isinstance(made, PlainTailored)
-        return made
+        return self.pretrained.network((high, wide), len(data.classes), data.channels, seed, drop_path)
 
 
 def tailored_space(arch: Arch, settings: Mapping[str, Any]) -> Space:
-    """Every block may go but a quarter of them; heads one by one; channels and hidden units in even steps."""
-    depth, embed = int(arch.one("depth")), int(arch.one("embed"))
-    heads, hidden = (int(max(arch.many(gene))) for gene in ("heads", "hidden"))
-
-    def steps(whole: int, parts: int, least: int) -> list[int]:
-        """The whole and what is left of it, part by part."""
-        part = max(1, whole // parts)
-        return sorted({whole - i * part for i in range(parts - least + 1)})
-
-    depths = range(max(1, depth // 4), depth + 1)
-    return cut_space(depths, steps(hidden, 48, 4), range(1, heads + 1), steps(embed, 24, 9), **settings)
+    """What can be kept of a whole network: blocks, heads one by one, channels and hidden units in even steps."""
+    how = family(arch.family).tailoring
+    assert how is not None  # of a pretrained network
+    return how.space(arch, settings)
 
 
 def read_pretrained(config: Config, run: Path | None = None) -> PretrainedStart:
@@ -157,66 +145,65 @@ def read_pretrained(config: Config, run: Path | None = None) -> PretrainedStart:
 # -- the ordered network ----------------------------------------------------------------------------------------------
 
 
-def ordered(whole: PlainTailored, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[PlainTailored, list[int]]:
+def ordered(whole: PlainNetwork, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[PlainNetwork, list[int]]:
     """The same function with its parts in the order of their importance, and its blocks, the most important first.
 
-    Heads and hidden units by Taylor's criterion, the stream by its principal components where the network allows it.
+    Heads and hidden units by Taylor's criterion, streams by their principal components where the network allows it.
     """
-    blocks = block_order(whole, batches[:BLOCK_BATCHES])
-    turned = whole.shared.pre_norm is False
-    model = whole
-    if turned:
-        basis, _ = principal_basis(whole, [x for x, _ in batches])
-        model = rotated(whole, basis)
-    return reordered(model, importance(model, batches, "taylor").orders(channels=not turned)), blocks
+    how, blocks = tailoring_of(whole), block_order(whole, batches[:BLOCK_BATCHES])
+    turned = how.turned(whole, [x for x, _ in batches])
+    model = whole if turned is None else turned
+    return how.reordered(model, importance(model, batches, "taylor").orders(channels=turned is None)), blocks
 
 
-@torch.no_grad()
-def fill(supernet: nn.Module, network: PlainTailored) -> None:
+def fill(supernet: nn.Module, network: PlainNetwork) -> None:
     """Put the ordered network into a supernet as its largest member."""
-    state = network.state_dict()
-    for name, parameter in supernet.named_parameters():
-        parameter.copy_(state[name].view(parameter.shape))
+    tailoring_of(network).fill(supernet, network)
 
 
-def first_blocks(network: PlainTailored, depth: int, drop_path: float = 0.0) -> PlainTailored:
+def first_blocks(network: PlainNetwork, depth: int, drop_path: float = 0.0) -> PlainNetwork:
     """Its first blocks with the head behind them: what people do by hand."""
     arch = whole_blocks(network, depth)
-    made = build(network.shared, arch, drop_path)
+    made = family(arch.family).build(network.shared, arch, drop_path)
+    assert isinstance(made, PlainNetwork)
     wanted = made.state_dict()
     made.load_state_dict({k: v for k, v in network.state_dict().items() if k in wanted})
     return made
 
 
-def whole_blocks(network: PlainTailored, depth: int) -> Arch:
-    """The architecture of so many of its blocks."""
-    shape = network.shape
-    return tailored_arch(
-        {"embed": shape["embed"], "heads": shape["heads"][:depth], "hidden": shape["hidden"][:depth], "depth": depth}
-    )
+def whole_blocks(network: PlainNetwork, depth: int) -> Arch:
+    """The architecture of so many of its first blocks."""
+    first = tailoring_of(network).first
+    assert first is not None  # asked only where first blocks are a rival
+    return first(network, depth)
 
 
 # -- even shapes ------------------------------------------------------------------------------------------------------
 
 
 def even_shapes(space: Space, meter: Meter) -> list[Arch]:
-    """Networks at the limits whose blocks are all alike, from all blocks and narrow to few blocks and wide."""
-    choices = {gene: space[gene].choices for gene in ("depth", *NARROWER)}
+    """Networks at the limits whose blocks are all alike, from all blocks and narrow to few blocks and wide.
 
-    def nearest(gene: str, share: float) -> int:
-        wanted = share * max(choices[gene])
-        return int(min(choices[gene], key=lambda choice: (abs(choice - wanted), choice)))
-
+    Where there are several stages, the blocks of each are alike, and every stage keeps the same share.
+    """
     found: dict[Arch, None] = {}
     for part in DEPTHS:
-        depth = nearest("depth", part)
-        shares = (i / SHARES for i in range(1, SHARES + 1))
-        rows = ({gene: nearest(gene, share**power) for gene, power in NARROWER.items()} for share in shares)
-        shapes = list(dict.fromkeys(tailored_arch({"depth": depth, **genes}) for genes in rows))
+        shares = ({gene: (i / SHARES) ** power for gene, power in NARROWER.items()} for i in range(1, SHARES + 1))
+        shapes = list(dict.fromkeys(_even(space, {"depth": part, **share}) for share in shares))
         arch = largest_of_row(iter(shapes), meter, Meter(space.family, dict(space.settings), meter.limits.counted()))
         if arch is not None and len(found) < SHAPES:
-            found[arch if meter.limits.measured else _filled(arch, choices["hidden"], meter)] = None
+            found[arch if meter.limits.measured else _filled(space, arch, meter)] = None
     return list(found)
+
+
+def _even(space: Space, shares: Mapping[str, float]) -> Arch:
+    """The network with the nearest choice to a share of the whole in every dimension."""
+
+    def nearest(dim: Dim) -> int:
+        wanted = shares[dim.name] * dim.high
+        return int(min(dim.choices, key=lambda choice: (abs(choice - wanted), choice)))
+
+    return family(space.family).arch({dim.key: nearest(dim) for dim in space.dims})
 
 
 def required_shapes(space: Space, meter: Meter) -> list[Arch]:
@@ -230,15 +217,18 @@ def required_shapes(space: Space, meter: Meter) -> list[Arch]:
     return shapes
 
 
-def _filled(arch: Arch, choices: Sequence[Any], meter: Meter) -> Arch:
-    """With more hidden units, as far as the limits allow."""
-    for hidden in choices:
-        if hidden > max(arch.many("hidden")):
-            genes = {gene: arch.one(gene) for gene in ("depth", "embed")}
-            wider = tailored_arch({**genes, "heads": list(arch.many("heads")), "hidden": int(hidden)})
-            if not meter.fits(wider):
-                break
-            arch = wider
+def _filled(space: Space, arch: Arch, meter: Meter) -> Arch:
+    """With more hidden units, as far as the limits allow; all stages go up together."""
+    hidden = [dim for dim in space.dims if dim.name == "hidden"]
+    while any(max(arch.many(dim.key)) < dim.high for dim in hidden):
+        wider = arch
+        for dim in hidden:
+            values = arch.many(dim.key)
+            more = min((c for c in dim.choices if c > max(values)), default=dim.high)
+            wider = wider.replace(**{dim.key: (more,) * len(values)})
+        if not meter.fits(wider):
+            break
+        arch = wider
     return arch
 
 
@@ -287,7 +277,7 @@ def counted_top(meter: Meter, space: Space) -> tuple[Metric, float]:
     return "macs", macs * min([1.0, *(LATER * share for share in shares)])
 
 
-def _near_limits(session: Session, sizes: Sequence[float]) -> NearLimits:
+def near_limits(session: Session, sizes: Sequence[float]) -> NearLimits:
     """The rule for a run's limits and the other sizes it is asked for."""
     most = session.meter.most("params", session.space)
     tops = (counted_top(session.meter, session.space), *(("params", min(size, most)) for size in sizes))
@@ -297,7 +287,7 @@ def _near_limits(session: Session, sizes: Sequence[float]) -> NearLimits:
 class TailoredSupernet(Supernet):
     """The supernet of an ordered network, as it is or trained near the limits with the teacher's help."""
 
-    def __init__(self, session: Session, network: PlainTailored, rule: NearLimits | None, teacher: Teacher) -> None:
+    def __init__(self, session: Session, network: PlainNetwork, rule: NearLimits | None, teacher: Teacher) -> None:
         super().__init__(session, session.space, "supernet-0", None, teacher)
         self.network, self.rule = network, rule
         self.epochs = 0 if rule is None else self.epochs
@@ -341,7 +331,7 @@ class TailoredSupernet(Supernet):
             stage = f"shape-{name}-{i}" if name else f"shape-{i}"
             known = session.run.result(f"{stage} accuracy")
             if known is None:
-                start = build(self.network.shared, arch, settings.drop_path)
+                start = session.build(arch, settings.drop_path)
                 start.load_state_dict(session.family.extract(self.model(), arch).state_dict())
                 model = session.plain(arch, settings, stage, start, self.teacher)
                 known = {"accuracy": session.search_accuracy(model)}
@@ -360,7 +350,7 @@ class TailoredSupernet(Supernet):
 class Whole:
     """The whole network, fine-tuned and ordered: the teacher."""
 
-    network: PlainTailored
+    network: PlainNetwork
     blocks: tuple[int, ...]
     facts: Mapping[str, Any]
 
@@ -368,13 +358,19 @@ class Whole:
 def tailor(session: Session) -> dict[str, Any]:
     """Fine-tune the whole, order it, find what to keep and train it with the teacher, for every limit."""
     from tailorvit.methods.finish import baseline_training, finish
+    from tailorvit.methods.small_data import doubts
+    from tailorvit.methods.tailor_plan import begin_in_time, go_on_in_time
 
+    recipe, unsure = session.config, doubts(session.data)
+    for sentence in unsure:
+        session.log_once("data", sentence)
+    session, plan = begin_in_time(session)
     whole = _whole(session)
-    session = session.for_space(session.space.with_settings(order=whole.blocks))
+    session = go_on_in_time(session.for_space(session.space.with_settings(order=whole.blocks)), recipe, plan)
     SpaceRecord(session).space_reached(0, session.space)
     teacher = Teacher(whole.network, SHARE, FEATURES)
     sizes = front_sizes(session)
-    rule = _near_limits(session, sizes) if session.config.tailor.search == "supernet" else None
+    rule = near_limits(session, sizes) if session.config.tailor.search == "supernet" else None
     supernet = TailoredSupernet(session, whole.network, rule, teacher)
     trials = supernet.found(session)
     beside = [_whole_peer(session, whole)]
@@ -383,8 +379,10 @@ def tailor(session: Session) -> dict[str, Any]:
     result = finish(session, trials, supernet, others=rivals, teacher=teacher, beside=beside)
     return {
         **result,
+        "doubts": unsure,
         "whole": dict(whole.facts),
         "sizes": [_sized_facts(session, f) for f in front],
+        **({} if plan is None else {"plan": {**plan, "final_epochs": session.config.final.train.epochs}}),
     }
 
 
@@ -392,7 +390,10 @@ def _whole(session: Session) -> Whole:
     """The whole network, fine-tuned; then the same ordered. Both are stages of the run."""
     start, config = session.plan.start, session.config
     assert isinstance(start, PretrainedStart)  # the run was prepared with it
-    settings = replace(config.final.train, epochs=config.tailor.epochs, lr=config.tailor.lr)
+    own = config.tailor
+    settings = replace(
+        config.final.train, epochs=own.epochs, lr=own.lr, min_lr=LOWEST * own.lr, layer_decay=own.layer_decay
+    )
     tuned = start.network(session.data, session.seed, settings.drop_path)
     session.log_once("start", _opening(session, start))
     if session.meter.fits(session.space.largest()):
@@ -408,6 +409,7 @@ def _whole(session: Session) -> Whole:
             correct = hits(tuned, session.search_batches(), session.device)
             facts = {"blocks": blocks, "search_accuracy": 100 * float(correct.mean())}
             session.save_stage(network, stage, facts)
+            session.require_weights(stage)
         session.run.finish(stage, facts)
     else:
         network = _empty_ordered(session, tuned)
@@ -417,11 +419,11 @@ def _whole(session: Session) -> Whole:
     return Whole(network.to(session.device).eval(), tuple(int(b) for b in facts["blocks"]), known)
 
 
-def _empty_ordered(session: Session, tuned: PlainTailored) -> PlainTailored:
+def _empty_ordered(session: Session, tuned: PlainNetwork) -> PlainNetwork:
     """The ordered network's shape, its weights still to be read."""
     shared = session.family.settings(dict(session.space.settings))
-    made = build(shared, whole_blocks(tuned, len(tuned.blocks)))
-    assert isinstance(made, PlainTailored)
+    made = session.family.build(shared, tailoring_of(tuned).whole(tuned))
+    assert isinstance(made, PlainNetwork)
     return made
 
 
@@ -436,16 +438,17 @@ def _some(session: Session, settings: TrainSettings) -> Iterator[tuple[Tensor, T
 
 def _opening(session: Session, start: PretrainedStart) -> str:
     before, (high, wide) = start.pretrained.settings.image_size, session.data.image_size
-    depth, embed = (start.pretrained.arch.one(gene) for gene in ("depth", "embed"))
+    arch = start.pretrained.arch
+    depths, widths = ([str(v) for k, v in arch.items() if k.startswith(gene)] for gene in ("depth", "embed"))
     return (
-        f"Start: {start.pretrained.source}, {depth} blocks of {embed} channels, "
+        f"Start: {start.pretrained.source}, {'-'.join(depths)} blocks of {'-'.join(widths)} channels, "
         f"{before[0]}x{before[1]} to {high}x{wide} px; it gets a new head for {len(session.data.classes)} classes."
     )
 
 
 def _whole_peer(session: Session, whole: Whole) -> Peer:
     """The whole network beside the others: what the limit costs."""
-    arch = whole_blocks(whole.network, len(whole.network.blocks))
+    arch = tailoring_of(whole.network).whole(whole.network)
     costs = session.meter.costs(arch)
     over = session.limits.breaks(costs)
     known = {**{k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()}, "over": over}
@@ -459,7 +462,10 @@ def _first_blocks(session: Session, whole: Whole, settings: TrainSettings, teach
 
     if not session.config.hand_designed:
         return []
-    fitting = [d for d in range(1, len(whole.network.blocks) + 1) if session.meter.fits(whole_blocks(whole.network, d))]
+    if tailoring_of(whole.network).first is None:
+        session.log_once("baseline", "The first blocks of this network are no network of their own, so none compete.")
+        return []
+    fitting = [d for d in range(1, len(whole.blocks) + 1) if session.meter.fits(whole_blocks(whole.network, d))]
     if not fitting:
         session.log_once("baseline", "Not one whole block keeps the limits, so there are no first blocks beside.")
         return []

@@ -37,10 +37,11 @@ class Point(NamedTuple):
 class Kept(NamedTuple):
     """What is left of one block of the whole network."""
 
-    block: int
+    block: int  # counted through all stages
     rank: int  # in importance, from 1
     heads: int | None  # None where the block was left out
     hidden: int | None
+    stage: int  # counted from 0
 
 
 def there(facts: Facts) -> bool:
@@ -54,9 +55,10 @@ def section(facts: Facts) -> str:
         return paragraph(_so_far(facts))
     drawn = {figure.key: figure.html() for figure in figures(facts)}
     words = paragraph(_opening(facts)) + drawn.get("tailored-sizes", "") + _table(facts)
+    words += paragraph(clean(" ".join(facts.result.doubts), 1000))
     kept = drawn.get("tailored-kept", "")
     words += f"<h3>What was kept</h3>{paragraph(_kept_in_words(facts))}{kept or soft(_UNKNOWN)}"
-    return words + paragraph(_supernet(facts)) + _front_folders(facts)
+    return words + paragraph(_supernet(facts)) + _front_folders(facts) + _plan(facts)
 
 
 def figures(facts: Facts) -> list[Figure]:
@@ -142,6 +144,27 @@ def _front_folders(facts: Facts) -> str:
         if cut.folder and cut.size is not None
     ]
     return fold("The other sizes: how to take them away", grid(("parameters", "command"), rows)) if rows else ""
+
+
+def _plan(facts: Facts) -> str:
+    """How the budget of time was shared out, folded."""
+    plan = facts.result.plan
+    rows = [
+        (
+            clean(piece.label, 120),
+            f"{piece.epoch:.3g}" if piece.epoch else None,
+            f"{piece.planned:g}" if piece.planned else None,
+        )
+        for piece in plan.pieces
+    ]
+    if not rows:
+        return ""
+    words = "The speed of every training was measured before the run, and all epochs follow from the time."
+    words += "" if plan.final_epochs is None else f" In the end the final trainings had {plan.final_epochs:g} epochs."
+    return fold(
+        "How the time was shared out",
+        paragraph(words) + grid(("work", "seconds an epoch", "epochs"), rows, 2),
+    )
 
 
 def _export(place: str, folder: str) -> str:
@@ -310,22 +333,44 @@ def _names(points: Sequence[Point], spots: Sequence[tuple[float, float]], axes: 
 # -- what was kept ----------------------------------------------------------------------------------------------------
 
 
-def _tops(facts: Facts) -> dict[str, int]:
-    """Heads, hidden units and channels of the whole network: the most that its space holds."""
+Tops = dict[str, int]  # blocks, heads, hidden units and channels of one stage of the whole network
+
+
+def _ends(facts: Facts) -> list[str]:
+    """What the names of genes end with, stage by stage: nothing where there are no stages, else ``.1`` and so on."""
+    arch = facts.result.arch
+    return [""] if "depth" in arch else sorted(k.removeprefix("depth") for k in arch if k.startswith("depth."))
+
+
+def _tops(facts: Facts) -> list[Tops]:
+    """Of every stage of the whole network: the most that its space holds."""
     dims = facts.spaces[0].dims if facts.spaces else {}
-    return {k: int(max(values)) for k in ("heads", "hidden", "embed") if (values := dims.get(k)) and max(values) >= 1}
+    found = []
+    for end in _ends(facts):
+        known = ((k, dims.get(f"{k}{end}")) for k in ("depth", "heads", "hidden", "embed"))
+        found.append({k: int(max(values)) for k, values in known if values and max(values) >= 1})
+    return found
 
 
 def kept(facts: Facts) -> list[Kept]:
     """Every block of the whole network; empty where the numbers do not agree."""
-    order, arch = facts.result.whole.blocks, facts.result.arch
-    heads, hidden = genes(arch.get("heads")), genes(arch.get("hidden"))
-    depth = whole(arch.get("depth"))
-    if not order or depth != len(heads) or depth != len(hidden) or not 0 < depth <= len(order):
+    order, arch, ends = facts.result.whole.blocks, facts.result.arch, _ends(facts)
+    counts = [len(order)] if len(ends) == 1 else [tops.get("depth", 0) for tops in _tops(facts)]
+    if not order or sum(counts) != len(order):
         return []
-    inside = list(range(depth)) if facts.result.by_hand else sorted(order[:depth])
-    left = {block: (heads[i], hidden[i]) for i, block in enumerate(inside)}
-    return [Kept(b, order.index(b) + 1, *left.get(b, (None, None))) for b in range(len(order))]
+    rows: list[Kept] = []
+    for stage, (end, count) in enumerate(zip(ends, counts, strict=True)):
+        first, depth = len(rows), whole(arch.get(f"depth{end}"))
+        heads, hidden = genes(arch.get(f"heads{end}")), genes(arch.get(f"hidden{end}"))
+        if depth != len(heads) or depth != len(hidden) or not 0 < depth <= count:
+            return []
+        every = range(first, first + count)
+        ranked = list(every) if facts.result.by_hand else [block for block in order if block in every]
+        left = {block: (heads[i], hidden[i]) for i, block in enumerate(sorted(ranked[:depth]))}
+        for block in every:
+            mine, units = left.get(block, (None, None))
+            rows.append(Kept(block, order.index(block) + 1, mine, units, stage))
+    return rows
 
 
 def _kept_in_words(facts: Facts) -> str:
@@ -339,19 +384,21 @@ def _kept_in_words(facts: Facts) -> str:
     without = f" (without {listed})" if gone and len(gone) <= _LISTED and not facts.result.by_hand else ""
     first = "The first " if facts.result.by_hand else ""
     parts = [f"{first}{len(inside)} of {counted(len(rows), 'block')}{without}"]
-    embed = whole(facts.result.arch.get("embed"))
-    if embed and "embed" in tops:
-        parts.append(f"{embed:,} of {tops['embed']:,} channels")
+    widths = [whole(facts.result.arch.get(f"embed{end}")) for end in _ends(facts)]
+    if all(widths) and all("embed" in own for own in tops):
+        left, of = ("-".join(f"{n:,}" for n in numbers) for numbers in (widths, [own["embed"] for own in tops]))
+        parts.append(f"{left} of {of} channels")
     for key, name in (("heads", "heads"), ("hidden", "hidden units")):
-        if key in tops:
-            parts.append(f"{sum(getattr(row, key) for row in inside):,} of {tops[key] * len(rows):,} {name}")
+        if all(key in own for own in tops):
+            every = sum(tops[row.stage][key] for row in rows)
+            parts.append(f"{sum(getattr(row, key) for row in inside):,} of {every:,} {name}")
     return f"{', '.join(parts)}."
 
 
 def _kept_figure(facts: Facts) -> Figure | None:
     """A row per block of the whole network: its heads and hidden units as shares."""
     rows, tops = kept(facts), _tops(facts)
-    if not rows or not tops.get("heads") or not tops.get("hidden"):
+    if not rows or not all(own.get("heads") and own.get("hidden") for own in tops):
         return None
     title = "What was kept of every block"
     more = f" The first {_ROWS} of {len(rows)} blocks are drawn." if len(rows) > _ROWS else ""
@@ -361,18 +408,21 @@ def _kept_figure(facts: Facts) -> Figure | None:
         "A row per block of the whole network; images enter at the top. Filled: kept. A row without bars: the block was"
         f" left out.{more}",
         ("block", "importance (1 = most)", "kept", "heads", "of heads", "hidden units", "of hidden units"),
-        [(r.block + 1, r.rank, r.heads is not None, r.heads, tops["heads"], r.hidden, tops["hidden"]) for r in rows],
+        [
+            (r.block + 1, r.rank, r.heads is not None, r.heads, own["heads"], r.hidden, own["hidden"])
+            for r, own in ((row, tops[row.stage]) for row in rows)
+        ],
         _kept_drawing(rows[:_ROWS], tops, len(rows), title),
         (("c0", "heads"), ("c1", "hidden units of the MLP")),
     )
 
 
-def _kept_drawing(rows: Sequence[Kept], tops: dict[str, int], blocks: int, title: str) -> str:
+def _kept_drawing(rows: Sequence[Kept], tops: Sequence[Tops], blocks: int, title: str) -> str:
     at, wide, step = {"heads": 62.0, "hidden": 240.0}, 96.0, 20
     parts = [
         text(4, 12, "block"),
-        text(at["heads"], 12, f"heads, of {tops['heads']}"),
-        text(at["hidden"], 12, f"hidden units, of {tops['hidden']:,}"),
+        text(at["heads"], 12, f"heads{_of(tops, 'heads')}"),
+        text(at["hidden"], 12, f"hidden units{_of(tops, 'hidden')}"),
     ]
     for i, row in enumerate(rows):
         y = 20 + step * i
@@ -385,7 +435,7 @@ def _kept_drawing(rows: Sequence[Kept], tops: dict[str, int], blocks: int, title
             continue
         drawn = text(38, y + 12, str(row.block + 1), "end", "strong")
         for key, style, value in (("heads", "c0", row.heads), ("hidden", "c1", row.hidden)):
-            share = min(value / tops[key], 1.0)
+            share = min(value / tops[row.stage][key], 1.0)
             drawn += bar(at[key], y + 2, wide, 12, style, ' opacity=".2"') + bar(
                 at[key], y + 2, wide * share, 12, style
             )
@@ -393,3 +443,8 @@ def _kept_drawing(rows: Sequence[Kept], tops: dict[str, int], blocks: int, title
         hint += f"{counted(row.heads, 'head')}, {row.hidden:,} hidden units"
         parts.append(f'<g{tip(hint)} tabindex="0">{drawn}</g>')
     return svg(parts, title, WIDTH, 24 + step * len(rows))
+
+
+def _of(tops: Sequence[Tops], key: str) -> str:
+    """How many there were, where all stages had as many."""
+    return f", of {tops[0][key]:,}" if len(tops) == 1 else ""
