@@ -113,6 +113,15 @@ def test_their_weight_is_features() -> None:
     assert torch.allclose(teacher.loss(logits, 0 * tokens, lesson), alone + 0.3)
 
 
+def test_maps_are_compared_as_tokens_are() -> None:
+    theirs = torch.randn(2, 3, 3, 12)
+    assert token_difference(theirs[..., :5], theirs) == 0
+    mine = theirs[..., :5] + 0.1
+    assert torch.allclose(token_difference(mine, theirs), token_difference(mine.flatten(1, 2), theirs.flatten(1, 2)))
+    with pytest.raises(TailorError, match="cannot be compared"):
+        token_difference(theirs[:, :2], theirs)
+
+
 @pytest.mark.parametrize("shape", [(2, 9, 13), (2, 8, 12), (2, 12), (2, 12, 3, 3)])
 def test_tokens_that_cannot_be_compared(shape: tuple[int, ...]) -> None:
     with pytest.raises(TailorError, match=r"tokens \(2, .*teacher's \(2, 9, 12\).*channels\.$"):

@@ -10,7 +10,7 @@ from tailorvit.elastic.slicing import Width
 from tailorvit.errors import TailorError
 from tailorvit.rng import generator
 from tailorvit.train import Fixed, Sandwich, SinglePath, TrainSettings, train
-from tailorvit.train.optim import SliceAdamW, decays, make_optimizer, optimizer_tensors, restore_optimizer
+from tailorvit.train.optim import SliceAdamW, decays, depths, make_optimizer, optimizer_tensors, restore_optimizer
 
 SMALL = SPACE.smallest()
 
@@ -237,3 +237,45 @@ def test_sgd_trains():
 def test_freezing_slices_needs_adamw():
     with pytest.raises(TailorError, match="'slice' needs AdamW"):
         TrainSettings(optimizer="sgd", freeze="slice")
+
+
+# -- layer decay ------------------------------------------------------------------------------------------------------
+
+
+def test_depth_counts_blocks_and_what_comes_after_them():
+    names = ["cls_token", "patch_embed.proj.weight", "blocks.0.norm1.weight", "blocks.0.mlp.fc1.weight"]
+    names += ["blocks.1.norm1.weight", "norm.weight", "head.weight"]
+    assert list(depths(names).values()) == [0, 0, 1, 1, 2, 3, 3]
+    staged = ["stem.weight", "layers.0.blocks.0.a", "layers.1.downsample.b", "layers.1.blocks.0.a", "head.weight"]
+    assert list(depths(staged).values()) == [0, 1, 1, 2, 3], "what lies between two stages goes with the block before"
+    assert set(depths(["a.weight", "b.weight"]).values()) == {0}, "no blocks, one rate"
+
+
+def test_layer_decay_gives_early_blocks_less_of_the_rate():
+    model = plain()
+    optimizer = make_optimizer(model, settings(layer_decay=0.5))
+    names, share = {p: n for n, p in model.named_parameters()}, {}
+    for group in optimizer.param_groups:
+        share |= {names[p]: group["share"] for p in group["params"]}
+    blocks = len(model.blocks)
+    assert len(share) == len(names)
+    assert share["head.weight"] == 1 and share["patch_embed.proj.weight"] == 0.5 ** (blocks + 1)
+    assert share[f"blocks.{blocks - 1}.mlp.fc1.weight"] == 0.5 and share["blocks.0.mlp.fc1.weight"] == 0.5**blocks
+    assert len(make_optimizer(model, settings()).param_groups) == 2
+
+
+def test_the_rate_of_every_step_is_shared_out():
+    def moved(**options):
+        before = weights(model := plain())
+        train(model, Toys(), Fixed(), settings(weight_decay=0.0, optimizer="sgd", **options), seed=0)
+        return {n: (weights(model)[n] - before[n]).norm() for n in before}
+
+    whole, less = moved(), moved(layer_decay=0.1)
+    assert less["patch_embed.proj.weight"] < 0.05 * whole["patch_embed.proj.weight"]
+    assert less["head.weight"] > 0.3 * whole["head.weight"]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1.1, float("nan")])
+def test_layer_decay_out_of_range_is_refused(value):
+    with pytest.raises(TailorError, match=r"train\.layer_decay must be above 0 and at most 1"):
+        settings(layer_decay=value)

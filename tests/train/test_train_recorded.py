@@ -73,6 +73,12 @@ def test_every_network_learns_the_same_recorded(name: str, drop_path: float) -> 
     same(name, TrainSettings(), drop_path)
 
 
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_early_blocks_have_their_own_rate_recorded_too(name: str) -> None:
+    # A power of two, as the rate is: recorded rates are float32, eager ones are not.
+    same(name, TrainSettings(layer_decay=0.5))
+
+
 @pytest.mark.parametrize("drop_path", [0.0, 0.3])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_network_learns_the_same_recorded_in_16_bits(name: str, drop_path: float) -> None:

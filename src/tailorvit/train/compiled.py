@@ -42,6 +42,20 @@ class CompiledBlocks:
             return self.model(x)
 
 
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """A supernet's blocks without their compiled calls inside, so that the network can be sent to another process."""
+    blocks: list[Any] = [m for m in model.modules() if hasattr(m, "compiled_evaluation")]
+    calls = [block.compiled for block in blocks]
+    try:
+        for block in blocks:
+            block.compiled = None
+        yield
+    finally:
+        for block, call in zip(blocks, calls, strict=True):
+            block.compiled = call
+
+
 def compiled(model: nn.Module, evaluation: bool = False, called: nn.Module | None = None) -> Callable[..., Any]:
     """The same call, compiled: ``call(x)`` of a plain network, ``call(x, arch)`` of a supernet.
 

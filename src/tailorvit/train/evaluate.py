@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tailorvit.arch import Arch
 from tailorvit.families import family
 from tailorvit.train.graphs import GraphCalls
+from tailorvit.train.memory import Fitting
 from tailorvit.train.optim import float32_sums
 from tailorvit.train.statistics import measured, shared_statistics
 
@@ -25,8 +26,9 @@ def accuracy(model: Callable[..., Tensor], batches: Iterable[Batch], device: str
     if isinstance(model, nn.Module):
         model.eval()
     hits, count = torch.zeros((), device=device), 0  # counted there: the device need not wait for the host
+    call = Fitting(model)
     for x, y in batches:
-        hits += (model(x.to(device)).argmax(-1) == y.to(device)).sum()
+        hits += (call(x.to(device)).argmax(-1) == y.to(device)).sum()
         count += len(y)
     return 100 * int(hits) / max(count, 1)
 
@@ -35,7 +37,8 @@ def accuracy(model: Callable[..., Tensor], batches: Iterable[Batch], device: str
 def hits(model: nn.Module, batches: Iterable[Batch], device: str = "cpu") -> NDArray[np.bool_]:
     """For each image whether the network is right, to compare networks image by image."""
     model.eval()
-    found = [(model(x.to(device)).argmax(-1) == y.to(device)).cpu() for x, y in batches]
+    call = Fitting(model)
+    found = [(call(x.to(device)).argmax(-1) == y.to(device)).cpu() for x, y in batches]
     return torch.cat(found).numpy() if found else np.zeros(0, dtype=bool)
 
 
@@ -43,7 +46,8 @@ def hits(model: nn.Module, batches: Iterable[Batch], device: str = "cpu") -> NDA
 def class_scores(model: nn.Module, batches: Iterable[Batch], device: str = "cpu") -> tuple[Tensor, Tensor]:
     """(probabilities, labels) of a whole split."""
     model.eval()
-    rows = [(model(x.to(device)).float().softmax(-1).cpu(), y) for x, y in batches]
+    call = Fitting(model)
+    rows = [(call(x.to(device)).float().softmax(-1).cpu(), y) for x, y in batches]
     return torch.cat([p for p, _ in rows]), torch.cat([y for _, y in rows])
 
 
@@ -62,6 +66,7 @@ class Evaluator:
             self.call = GraphCalls(model, bf16)
         self.remeasure = shared_statistics(model)
         self.known: dict[Arch, float] = {}
+        self.most = 0  # images at a time, where memory bounds them
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
         """Percent, in the order of the architectures."""
@@ -79,7 +84,9 @@ class Evaluator:
             if self.remeasure:
                 plain = family(arch.family).extract(self.model, arch)
                 call = measured(plain, (x.to(self.device) for x, _ in self.batches))
+            fitting = Fitting(call, self.most)
             for x, y in ((x.to(self.device), y.to(self.device)) for x, y in self.batches):
-                hits += (call(x).argmax(-1) == y).sum()
+                hits += (fitting(x).argmax(-1) == y).sum()
                 count += len(y)
+            self.most = fitting.most
         return 100 * float(hits) / max(count, 1)

@@ -25,6 +25,7 @@ from tailorvit.arch import Arch
 from tailorvit.train.compiled import CompiledBlocks
 from tailorvit.train.optim import SliceAdamW, batch_statistics, soft_cross_entropy, taught, without_drop_path
 from tailorvit.train.settings import TrainSettings
+from tailorvit.train.share import Share
 from tailorvit.train.teacher import Lesson, Teacher, Telling, told
 
 # -- recordings -------------------------------------------------------------------------------------------------------
@@ -204,7 +205,9 @@ class GraphSteps:
         settings: TrainSettings,
         device: str,
         teacher: Teacher | None = None,
+        share: Share | None = None,
     ) -> None:
+        self.share = share
         self.model, self.call, self.optimizer = model, call, optimizer
         self.settings, self.device, self.teacher = settings, torch.device(device), teacher
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -221,9 +224,9 @@ class GraphSteps:
         for p, grad in zip(self.parameters, self.gradients, strict=True):
             p.grad = grad
         self.statistics = Statistics(model)
-        self.lr = torch.zeros((), device=device)
+        self.rates = {group["share"]: torch.zeros((), device=device) for group in optimizer.param_groups}
         for group in optimizer.param_groups:
-            group["lr"], group["capturable"] = self.lr, self.device.type == "cuda"
+            group["lr"], group["capturable"] = self.rates[group["share"]], self.device.type == "cuda"
         self.sums = torch.zeros(2, device=device)  # loss, correct answers
         self.figures = torch.zeros(3, device=device)  # the same, and the norm of the gradient
         self.not_finite = torch.zeros((), device=device)
@@ -263,7 +266,8 @@ class GraphSteps:
 
     def step(self, archs: Sequence[Arch | None], lr: float) -> Pending:
         """Replay the step that was prepared."""
-        self.lr.fill_(lr)
+        for share, rate in self.rates.items():
+            rate.fill_(lr * share)
         if self.teacher is not None:
             self.recorder.replay("teacher")
         for i, arch in enumerate(archs):
@@ -271,6 +275,8 @@ class GraphSteps:
                 switches = cast(Any, self.model).switches(arch)
                 self.switches[i].copy_(switches.pin_memory() if self.recorder.cuda else switches, non_blocking=True)
             self.recorder.replay(self._key(i, arch))
+        if self.share is not None:
+            self.share.add_up(self.gradients, self.sums)  # between two recordings, which hold no message
         self.recorder.replay("finish")
         return Pending(self.figures)
 
@@ -309,7 +315,8 @@ class GraphSteps:
         paths: AbstractContextManager[None] = without_drop_path(self.model) if no_drop else nullcontext()
         # Tensors that a network makes in its forward without naming a device: on the host they could not be recorded.
         made = self.device if self.rehearse else nullcontext()
-        with paths, made, self._autocast():
+        whole, weight = (nullcontext(), 1.0) if self.share is None else (self.share.forward(), self.share.weight)
+        with paths, made, self._autocast(), whole:
             if arch is None:
                 logits, tokens = told(self._half_call(self.half, x) if self.half else self.call(x))
             else:
@@ -320,11 +327,11 @@ class GraphSteps:
             loss = soft_cross_entropy(logits, self.distilled if settings.distill and i else target)
         else:
             loss = self.teacher.loss(logits, tokens, self.lesson)
-        self._add_gradients(loss * (1 / count if settings.clip else 1.0))
+        self._add_gradients(loss * ((1 / count if settings.clip else 1.0) * weight))
         with torch.no_grad():
             if settings.distill and i == 0:
                 self.distilled.copy_(taught(target, logits))
-            self.sums[0] += loss / count
+            self.sums[0] += loss * (weight / count)
             self.sums[1] += (logits.argmax(-1) == y).sum()
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from tailorvit.arch import Arch
-from tailorvit.errors import TailorError
+from tailorvit.errors import TailorError, out_of_memory
 from tailorvit.families.base import Elastic
 from tailorvit.rng import seed_everything
 from tailorvit.train.compiled import compiled
 from tailorvit.train.graphs import GraphSteps, NotRecorded, Pending, can_record
+from tailorvit.train.memory import free, halved, reason
 from tailorvit.train.optim import (
     SliceAdamW,
     Slices,
@@ -33,10 +34,13 @@ from tailorvit.train.optim import (
 )
 from tailorvit.train.rules import Rule
 from tailorvit.train.settings import TrainSettings
+from tailorvit.train.share import Share
+from tailorvit.train.stopping import Stopped, asked, held
 from tailorvit.train.teacher import Teacher, Telling, in_evaluation_mode, told
 
 PATIENCE = 5  # steps in a row that are not finite before a roll-back
 MAX_ROLLBACKS = 4
+CHECKPOINT_SHARE = 0.1  # of the time at most goes to checkpoints inside epochs
 
 # -- what a training reads and writes ---------------------------------------------------------------------------------
 
@@ -87,7 +91,7 @@ class EpochSums:
     loss_sum: float = 0.0
     images: int = 0
     correct: int = 0
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
 
     def add(self, loss: float, images: int, correct: int) -> None:
         """Add one step."""
@@ -106,9 +110,24 @@ class EpochSums:
         return 100 * self.correct / max(self.images, 1)
 
     @property
+    def seconds(self) -> float:
+        """Since the epoch began."""
+        return time.monotonic() - self.started
+
+    @property
     def images_per_second(self) -> float:
         """Since the epoch began."""
-        return self.images / max(time.monotonic() - self.started, 1e-9)
+        return self.images / max(self.seconds, 1e-9)
+
+    def to_list(self) -> list[float]:
+        """Everything, for a checkpoint inside an epoch."""
+        return [self.loss_sum, self.images, self.correct, self.seconds]
+
+    @classmethod
+    def from_list(cls, stored: Sequence[float]) -> EpochSums:
+        """From :meth:`to_list`; the time goes on."""
+        loss_sum, images, correct, seconds = stored
+        return cls(loss_sum, int(images), int(correct), time.monotonic() - seconds)
 
 
 class State:
@@ -117,8 +136,9 @@ class State:
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.model, self.optimizer = model, make_optimizer(model, settings)
         self.statistics = batch_statistics(model)
-        # "scale" multiplies the learning rate after roll-backs, "in_row" counts the last steps if they were skipped.
-        self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0}
+        # "scale" multiplies the learning rate after roll-backs, "in_row" counts the last steps if they were skipped,
+        # "parts" is more than 1 where the images of a step do not fit into memory at once.
+        self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0, "parts": 1}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, batch statistics and the optimiser's moments, by name."""
@@ -138,7 +158,7 @@ class State:
             tensor.copy_(wanted[name])
         moments = [(k.split("/", 1)[1], v) for k, v in tensors.items() if k.startswith("optim/")]
         restore_optimizer(self.model, self.optimizer, moments)
-        self.meta = dict(meta)
+        self.meta = {"parts": 1, **meta}
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A copy of everything, for :meth:`restore`."""
@@ -158,13 +178,15 @@ def train(
     evaluate: Callable[[], Mapping[str, Any]] | None = None,
     device: str = "cpu",
     teacher: Teacher | None = None,
+    share: Share | None = None,
 ) -> Trained:
     """Train in place, from the sink's last checkpoint if it has one; with a teacher, by its outputs too.
 
-    A step that is not finite is skipped; several in a row roll back to the last good epoch with half the learning rate.
+    With a share, several processes train the same network together. A step that is not finite is skipped; several in a
+    row roll back to the last good epoch with half the learning rate.
     """
     with float32_sums():
-        return Trainer(model, batches, rule, settings, seed, sink or Sink(), evaluate, device, teacher).run()
+        return Trainer(model, batches, rule, settings, seed, sink or Sink(), evaluate, device, teacher, share).run()
 
 
 class Launched(NamedTuple):
@@ -174,6 +196,14 @@ class Launched(NamedTuple):
     images: int
     archs: int
     figures: Pending
+
+
+class Part(NamedTuple):
+    """Some images of a batch."""
+
+    x: Tensor
+    y: Tensor
+    target: Tensor
 
 
 class Trainer:
@@ -190,31 +220,33 @@ class Trainer:
         evaluate: Callable[[], Mapping[str, Any]] | None = None,
         device: str = "cpu",
         teacher: Teacher | None = None,
+        share: Share | None = None,
     ) -> None:
         if teacher is not None:
             teacher.check(model, settings)
             teacher.network.to(device)
         self.model, self.batches, self.rule, self.settings = model.to(device), batches, rule, settings
         self.seed, self.sink, self.evaluate, self.device = seed, sink, evaluate, device
-        self.teacher = teacher
+        self.teacher, self.share = teacher, share
         self.total = settings.epochs * batches.steps_per_epoch
         self.state = State(self.model, settings)
-        self._resume()
-        self.good = self.state.snapshot()  # where a roll-back returns to
-        self.saved_at = time.monotonic()
+        self.epoch = EpochSums()
+        self.good = self._resume()  # where a roll-back returns to
+        self.saved_at, self.saving = time.monotonic(), 0.0  # when the last checkpoint was written, seconds it took
+        self.due = self.owed = False  # a checkpoint inside the epoch: after this step, whatever the time
         self.loss = float(self.state.meta.get("loss", math.nan))  # of the last step that was not skipped
         self.lr = settings.lr
-        self.epoch = EpochSums()
         telling = Telling(self.model) if teacher is not None and teacher.features else None
-        self.call = compiled(self.model, called=telling) if settings.compile else telling or self.model
+        compile_it = settings.compile and (share is None or share.compiled)
+        self.call = compiled(self.model, called=telling) if compile_it else telling or self.model
         self.recordable = True  # until it turns out that it is not
         self.graphs = self._recorder()
         self.launched: deque[Launched] = deque()
 
     def run(self) -> Trained:
-        """All steps that are left; after a roll-back some are done again."""
+        """All steps that are left; after a roll-back some are done again. A signal ends it after a checkpoint."""
         self.model.train()
-        with nullcontext() if self.teacher is None else in_evaluation_mode(self.teacher.network):
+        with held(), nullcontext() if self.teacher is None else in_evaluation_mode(self.teacher.network):
             while self.state.meta["step"] < self.total:
                 for batch in self.batches.iterate(self.state.meta["step"], self.total):
                     self.step(batch)
@@ -222,6 +254,10 @@ class Trainer:
                         self.roll_back()
                         break
                     self.report()
+                    if self.due:
+                        self.save()
+                        if number := asked():
+                            raise Stopped(number)
         if self.graphs is not None:
             self.graphs.close()
         self.model.eval()
@@ -230,7 +266,7 @@ class Trainer:
 
     def step(self, batch: Any) -> None:
         """One step; its randomness belongs to (seed, step). The figures of a recorded one are read a step later."""
-        step, images = self.state.meta["step"], len(batch.y)
+        step, images = self.state.meta["step"], len(batch.y) if self.share is None else self.share.batch
         if not self.model.training:  # after an evaluation; to say it in every step took a millisecond for 400 modules
             self.model.train()
         self.lr = self.settings.lr_at(step, self.batches.steps_per_epoch) * self.state.meta["scale"]
@@ -243,7 +279,8 @@ class Trainer:
             self.launched.append(Launched(step, images, len(archs), graphs.step(archs, self.lr)))
             self._read(leave=1)
         self.state.meta["step"] = step + 1
-        if self._epoch_ended():
+        self.due = self._due()
+        if self.due or self._epoch_ended():
             self._read(leave=0)
 
     def report(self) -> None:
@@ -268,15 +305,26 @@ class Trainer:
         if good:
             self.good = self.state.snapshot()
         waited = time.monotonic() - self.saved_at > self.settings.checkpoint_seconds
-        if meta["step"] == self.total or (waited and good):
-            self.sink.save(self.state.tensors(), meta)
-            self.saved_at = time.monotonic()
         self.epoch = EpochSums()
+        if meta["step"] == self.total or (waited and good):
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint. Inside an epoch it holds the epoch's sums and the state that a roll-back returns to."""
+        begin, meta, tensors = time.monotonic(), dict(self.state.meta), self.state.tensors()
+        if not self._epoch_ended():
+            meta["epoch"] = self.epoch.to_list()
+        if self.good[1]["step"] != meta["step"]:
+            tensors.update({f"good/{name}": tensor for name, tensor in self.good[0].items()})
+            meta["good"] = self.good[1]
+        self.sink.save(tensors, meta)
+        self.saved_at, self.owed = time.monotonic(), False
+        self.saving = self.saved_at - begin
 
     def roll_back(self) -> None:
         """Return to the last good epoch with half the learning rate; give up after too many times."""
         meta = self.state.meta
-        rollbacks, skipped, scale = meta["rollbacks"] + 1, meta["skipped"], meta["scale"] / 2
+        rollbacks, skipped, scale, parts = meta["rollbacks"] + 1, meta["skipped"], meta["scale"] / 2, meta["parts"]
         if rollbacks > MAX_ROLLBACKS:
             raise TailorError(
                 f"Training gave up: it stayed non-finite after {MAX_ROLLBACKS} returns to the last good epoch; "
@@ -284,7 +332,7 @@ class Trainer:
             )
         self.launched.clear()  # steps launched since then are undone as well
         self.state.restore(*self.good)
-        self.state.meta.update(rollbacks=rollbacks, skipped=skipped, scale=scale, in_row=0)
+        self.state.meta.update(rollbacks=rollbacks, skipped=skipped, scale=scale, parts=parts, in_row=0)
         self.sink.event(
             "rollback",
             f"{PATIENCE} steps in a row were not finite: back to step {self.state.meta['step']} "
@@ -296,26 +344,58 @@ class Trainer:
     def eager_step(self, batch: Any, archs: Sequence[Arch | None], lr: float) -> tuple[float | None, int]:
         """One optimiser step: (loss, correct answers), or (None, 0) where the loss or a gradient was not finite."""
         optimizer, statistics = self.state.optimizer, [s.clone() for s in self.state.statistics]
-        optimizer.zero_grad(set_to_none=True)
-        loss, correct = self._add_gradients(batch, archs)
+        while True:
+            try:
+                loss, correct, norm = self._gradients(batch, archs)
+                break
+            except Exception as error:
+                if not out_of_memory(error) or self.share is not None:  # a part must not be cut again
+                    raise
+                why = reason(error)
+            self._undo(statistics)  # here, since an error keeps all tensors of its calls alive
+            self._take_fewer(len(batch.y), why)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._undo(statistics)
+            return None, 0
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["share"]
+        optimizer.step()
+        return loss, correct // len(archs)
+
+    def _gradients(self, batch: Any, archs: Sequence[Arch | None]) -> tuple[float, int, float]:
+        """The clipped gradients of a batch, taken in parts where memory asks for it: (loss, correct answers, norm)."""
+        self.state.optimizer.zero_grad(set_to_none=True)
+        parts, loss, correct = 1 if self.share is not None else self.state.meta["parts"], 0.0, 0
+        for part in zip(*(t.tensor_split(parts) for t in (batch.x, batch.y, batch.target)), strict=True):
+            of_part = self._add_gradients(Part(*part), archs, len(part[1]) / len(batch.y))
+            loss, correct = loss + of_part[0], correct + of_part[1]
         if self.settings.freeze == "none":
             # As in the released code: blocks that were not sampled still decay and move by their momentum.
             for p in self.model.parameters():
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        if self.share is not None:
+            loss, correct = self.share.step(self.model.parameters(), loss, correct)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf)
-        if not (math.isfinite(loss) and math.isfinite(float(norm))):
-            if isinstance(optimizer, SliceAdamW):
-                optimizer.used.clear()
-            for now, before in zip(self.state.statistics, statistics, strict=True):
-                now.copy_(before)
-            return None, 0
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-        return loss, correct // len(archs)
+        return loss, correct, float(norm)
 
-    def _add_gradients(self, batch: Any, archs: Sequence[Arch | None]) -> tuple[float, int]:
-        """Gradients of the architectures, the mean loss and the correct answers of all.
+    def _undo(self, statistics: Sequence[Tensor]) -> None:
+        """Forget a step whose gradients cannot be used."""
+        if isinstance(self.state.optimizer, SliceAdamW):
+            self.state.optimizer.used.clear()
+        for now, before in zip(self.state.statistics, statistics, strict=True):
+            now.copy_(before)
+
+    def _take_fewer(self, images: int, why: str) -> None:
+        """Take fewer images at a time from now on, and store that soon: other parts draw other numbers."""
+        self.state.optimizer.zero_grad(set_to_none=True)
+        free()
+        self.state.meta["parts"], text = halved(self.state.meta["parts"], images, bool(self.state.statistics), why)
+        self.owed = True
+        self.sink.event("memory", text)
+        seed_everything(self.seed, "step", self.state.meta["step"])
+
+    def _add_gradients(self, batch: Any, archs: Sequence[Arch | None], weight: float = 1.0) -> tuple[float, int]:
+        """Gradients of the architectures, the mean loss and the correct answers of all; a part of a batch has a weight.
 
         A rule names its largest architecture first. With ``distill`` it learns from the labels, and the others from the
         labels and its outputs; with ``reg_largest_only`` it alone has drop path. A teacher is asked once for all.
@@ -324,7 +404,7 @@ class Trainer:
         settings, optimizer, teacher = self.settings, self.state.optimizer, self.teacher
         x, y, target = (t.to(self.device, non_blocking=True) for t in (batch.x, batch.y, batch.target))
         # The sum of gradients, or their mean when clipping, so that the clip means the same for every rule.
-        share = 1 / len(archs) if settings.clip else 1.0
+        share = (weight / len(archs) if settings.clip else weight) * (1.0 if self.share is None else self.share.weight)
         mean_loss, correct = 0.0, 0
         lesson = None
         if teacher is not None:
@@ -332,7 +412,8 @@ class Trainer:
                 lesson = teacher.lesson(x, target)
         for i, arch in enumerate(archs):
             no_drop = settings.reg_largest_only and i > 0
-            with without_drop_path(self.model) if no_drop else nullcontext(), self._autocast():
+            whole = nullcontext() if self.share is None else self.share.forward()
+            with without_drop_path(self.model) if no_drop else nullcontext(), self._autocast(), whole:
                 logits, tokens = told(self.call(x) if arch is None else self.call(x, arch))
             if teacher is None or lesson is None:
                 loss = soft_cross_entropy(logits, target)
@@ -344,7 +425,7 @@ class Trainer:
             if isinstance(optimizer, SliceAdamW):
                 every: Slices = {name: () for name, _ in self.model.named_parameters()}
                 optimizer.use(self.model, every if arch is None else cast(Elastic, self.model).slices(arch))
-            mean_loss += float(loss.detach()) / len(archs)
+            mean_loss += weight * float(loss.detach()) / len(archs)
             correct += int((logits.detach().argmax(-1) == y).sum())
         return mean_loss, correct
 
@@ -371,21 +452,48 @@ class Trainer:
             meta["in_row"], meta["loss"], self.loss = 0, loss, loss
             self.epoch.add(loss, images, correct)
 
-    def _resume(self) -> None:
+    def _resume(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Go on from the last checkpoint, if there is one; returns the state to roll back to."""
         checkpoint = self.sink.load()
-        if checkpoint is not None:
-            self.state.restore(*checkpoint)
-            if 0 < self.state.meta["step"] < self.total:
-                self.sink.event("resume", f"resumed at step {self.state.meta['step']} of {self.total}")
+        if self.share is not None:
+            checkpoint = self.share.agreed(checkpoint)
+        if checkpoint is None:
+            return self.state.snapshot()
+        tensors, stored = checkpoint
+        meta = {k: v for k, v in stored.items() if k not in ("epoch", "good")}
+        self.state.restore(tensors, meta)
+        if 0 < meta["step"] < self.total:
+            self.sink.event("resume", f"resumed at step {meta['step']} of {self.total}")
+        if "epoch" in stored:
+            self.epoch = EpochSums.from_list(stored["epoch"])
+        if "good" not in stored:
+            return self.state.snapshot()
+        return {k.removeprefix("good/"): t for k, t in tensors.items() if k.startswith("good/")}, stored["good"]
+
+    def _due(self) -> bool:
+        """Whether a checkpoint inside the epoch is due: after a signal, or by time where epochs take longer."""
+        if self.owed or asked():
+            return True
+        interval, done = self.settings.checkpoint_seconds, self.state.meta["step"] % self.batches.steps_per_epoch
+        if not interval or not done:
+            return False
+        waited = time.monotonic() - self.saved_at
+        long = self.epoch.seconds * self.batches.steps_per_epoch > interval * done
+        return long and waited > max(interval, self.saving / CHECKPOINT_SHARE)
 
     def _recorder(self) -> GraphSteps | None:
         """Recorded steps where they may be possible, else None."""
         optimizer = self.state.optimizer
         if not self.recordable or not can_record(self.model, self.settings, optimizer, self.device):
             return None
+        if self.state.meta["parts"] > 1:
+            return None  # a recorded step takes all images at once
+        if self.share is not None and self.share.norms:
+            self.sink.event("graphs", "steps run eagerly: a recorded batch norm cannot wait for other processes")
+            return None
         if self.teacher is not None and self.teacher.features and hasattr(self.model, "slices"):
             return None  # groups give logits only
-        return GraphSteps(self.model, self.call, optimizer, self.settings, self.device, self.teacher)
+        return GraphSteps(self.model, self.call, optimizer, self.settings, self.device, self.teacher, self.share)
 
     def _prepared(self, batch: Any, archs: Sequence[Arch | None]) -> GraphSteps | None:
         """The recorded step for a batch; None where steps run eagerly, from now on if this one cannot be recorded."""

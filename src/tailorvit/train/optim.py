@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,14 +73,45 @@ def decays(name: str, parameter: Tensor) -> bool:
     return not leaf.startswith(("rel_", "relative_"))
 
 
+_BLOCK = re.compile(r"(?:.+\.)?blocks\.\d+\.")
+
+
+def depths(names: Iterable[str]) -> dict[str, int]:
+    """How deep a parameter lies: 0 before the blocks, then block by block, and last what comes after them."""
+    found, blocks, last = dict[str, int](), list[str](), list[str]()
+    for name in names:
+        block = _BLOCK.match(name)
+        if block:
+            last.clear()
+            if block[0] not in blocks:
+                blocks.append(block[0])
+        elif blocks:
+            last.append(name)  # after the blocks, unless another one follows
+        found[name] = len(blocks)
+    return {**found, **dict.fromkeys(last, len(blocks) + 1)}
+
+
+def rate_shares(names: Sequence[str], layer_decay: float) -> dict[str, float]:
+    """The share of the learning rate that a parameter gets: all of it behind the blocks, less block by block before."""
+    deep = depths(names)
+    most = max(deep.values(), default=0)
+    return {name: layer_decay ** (most - depth) for name, depth in deep.items()}
+
+
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    """AdamW or SGD over two groups, with and without decay; the loop sets the learning rate at every step."""
+    """AdamW or SGD over groups with and without weight decay; the loop sets the learning rate at every step.
+
+    A group's ``share`` is the part of the rate that it gets: another one for every block with a layer decay.
+    """
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for n, p in named if decays(n, p)], "weight_decay": settings.weight_decay},
-        {"params": [p for n, p in named if not decays(n, p)], "weight_decay": 0.0},
-    ]
-    groups = [g for g in groups if g["params"]]
+    shares = rate_shares([n for n, _ in named], settings.layer_decay)
+    groups: list[dict[str, Any]] = []
+    for share in dict.fromkeys(shares.values()):
+        own = [(n, p) for n, p in named if shares[n] == share]
+        for decay in (True, False):
+            params = [p for n, p in own if decays(n, p) is decay]
+            weight_decay = settings.weight_decay if decay else 0.0
+            groups += [{"params": params, "weight_decay": weight_decay, "share": share}] if params else []
     if settings.freeze == "slice":
         return SliceAdamW(groups, lr=settings.lr, betas=BETAS)
     if settings.optimizer == "sgd":

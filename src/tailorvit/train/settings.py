@@ -8,6 +8,7 @@ from typing import Literal
 
 from tailorvit.errors import TailorError
 
+MOST_EPOCHS = 1_000_000  # more is a slip of the hand
 WARMUP_LR = 1e-6  # where the warm-up starts
 
 
@@ -25,6 +26,7 @@ class TrainSettings:
     warmup: float = 2.0  # epochs
     optimizer: Literal["adamw", "sgd"] = "adamw"
     weight_decay: float = 0.05
+    layer_decay: float = 1.0  # share of the learning rate that is left with every block before the last; 1: all of it
     drop_path: float = 0.0
     clip: float = 1.0  # largest gradient norm; 0 does not clip
     precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU
@@ -35,7 +37,7 @@ class TrainSettings:
     compile: bool = False  # torch.compile: plain networks whole, supernets of the ViT family block by block
     graphs: bool = True  # record steps as CUDA graphs where that is possible; no effect on a CPU
     augment: str = "auto"
-    checkpoint_seconds: float = 20.0  # at most this much work is lost to a kill (plus one epoch)
+    checkpoint_seconds: float = 20.0  # a kill loses this much, or a shorter epoch; 0 stores every epoch, none inside
 
     def __post_init__(self) -> None:
         for name, low, strict in (
@@ -47,10 +49,17 @@ class TrainSettings:
             ("weight_decay", 0, False),
             ("drop_path", 0, False),
             ("clip", 0, False),
+            ("checkpoint_seconds", 0, False),
         ):
             value = getattr(self, name)
             if not math.isfinite(value) or value < low or (strict and value == low):
                 raise TailorError(f"train.{name} must be {'above' if strict else 'at least'} {low}, not {value}.")
+        if not 0 < self.layer_decay <= 1:
+            raise TailorError(f"train.layer_decay must be above 0 and at most 1, not {self.layer_decay}.")
+        if self.epochs > MOST_EPOCHS:
+            raise TailorError(f"train.epochs must be at most {MOST_EPOCHS}, not {self.epochs}.")
+        if self.checkpoint_seconds < 0:
+            raise TailorError(f"train.checkpoint_seconds must be at least 0, not {self.checkpoint_seconds}.")
         if self.drop_path >= 1:
             raise TailorError(f"train.drop_path must be below 1, not {self.drop_path}.")
         if self.optimizer == "sgd" and self.freeze == "slice":

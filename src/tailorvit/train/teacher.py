@@ -87,16 +87,18 @@ class Teacher:
 
 
 def token_difference(mine: Tensor, theirs: Tensor) -> Tensor:
-    """Mean squared difference of tokens (B, N, d), relative to their mean square; 1 where mine are all zero.
+    """Mean squared difference of tokens (B, N, d) or of a map (B, H, W, d), relative to their mean square.
+
+    It is 1 where mine are all zero.
 
     A narrower network is compared with their first channels, which are the important ones where a stream is ordered.
     """
-    if mine.dim() != 3 or mine.shape[:2] != theirs.shape[:2] or mine.shape[2] > theirs.shape[2]:
+    if mine.dim() not in (3, 4) or mine.shape[:-1] != theirs.shape[:-1] or mine.shape[-1] > theirs.shape[-1]:
         raise TailorError(
             f"The student's tokens {tuple(mine.shape)} cannot be compared with the teacher's {tuple(theirs.shape)}: "
-            "both need (images, tokens, channels) with as many tokens, and the student no more channels."
+            "both need as many images and tokens (or rows and columns), and the student no more channels."
         )
-    own = theirs[..., : mine.shape[2]].float()
+    own = theirs[..., : mine.shape[-1]].float()
     return (mine.float() - own).square().mean() / own.square().mean().clamp_min(torch.finfo(torch.float32).eps)
 
 
@@ -108,7 +110,7 @@ class Telling(nn.Module):
         self.network: Any = network
 
     def forward(self, x: Tensor, arch: Arch | None = None) -> Told:
-        """Logits (B, classes) and tokens (B, N, d)."""
+        """Logits (B, classes), and tokens (B, N, d) or a map (B, H, W, d)."""
         given = () if arch is None else (arch,)
         tokens: Tensor = self.network.forward_features(x, *given)
         return Told(self.network.forward_head(tokens, *given), tokens)
