@@ -7,13 +7,15 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from tailorvit import units
+from tailorvit import ranks, units
+from tailorvit.checkpoints.pretrained import Pretrained
 from tailorvit.checkpoints.starts import first_at_hand
 from tailorvit.config import (
     METHOD_DEFAULTS,
@@ -28,27 +30,34 @@ from tailorvit.config import (
     recipe_names,
     to_toml,
 )
+from tailorvit.data import Data
 from tailorvit.data.sources import absolute_path, source_of_run
-from tailorvit.errors import TailorError
+from tailorvit.errors import TailorError, out_of_memory
 from tailorvit.lookup import versions
-from tailorvit.methods import METHODS
+from tailorvit.methods import METHODS, default_start, schedule, tailor_plan, team
 from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
-from tailorvit.methods.prepare import prepare
-from tailorvit.methods.schedule import plan_time, planned
-from tailorvit.methods.session import Plan, Session
+from tailorvit.methods.follower import follow
+from tailorvit.methods.prepare import prepare, several_gpus
+from tailorvit.methods.session import SKIPPED, Plan, Session
 from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import preserved_state
 from tailorvit.runs import Run
+from tailorvit.runs.atomic import disk_full
 from tailorvit.tiny import tiny as tiny_form
+from tailorvit.train.memory import MemoryNotice, reason
+from tailorvit.train.stopping import Stopped, stoppable
 
 DEFAULT_RECIPE = "s4-digits"
 TAILOR = "tailor"  # the method, and its recipe, for a pretrained start
-AUTO, USUAL_SIDE = "auto", 224  # --from auto, and the side in pixels that it takes images to have
+OWN_IMAGES = "image-folder"  # the recipe for one's own images
+AUTO, NONE = "auto", "none"  # of --from
+USUAL_SIDE = 224  # in pixels, that --from auto takes images to have
 Size = str | int | float | None  # of a limit: "5M", "12ms", or a plain number
 Front = str | Sequence[str | int] | None  # sizes: "2M,4M" or ["2M", 4_000_000]
+T = TypeVar("T")
 Changes = Sequence[str] | Mapping[str, Any]  # of recipe keys: ["train.epochs=50"] or {"train.epochs": 50}
 
 
@@ -116,7 +125,7 @@ class Result(Mapping[str, Any]):
         if len(self.get("candidates", ())) > 1 and self.get("why"):
             lines.append(f"  {self['why']}")
         if skipped := self["data"].get("skipped"):
-            lines.append(f"  {skipped} image(s) could not be read and were left out; log.txt names the first")
+            lines.append(f"  {skipped} image(s) could not be read and were left out; {SKIPPED} lists them")
         return [*self._beaten(), *lines, f"  folder {self.folder}, report {self.folder / 'report.html'}"]
 
     def _beaten(self) -> list[str]:
@@ -177,18 +186,27 @@ def run(
         "image_size": image_size,
         "budget": budget,
     }
-    recipe, options, note = chosen_start(recipe, options)
-    return _begin(recipe_for(recipe, **options, seed=seed, settings=settings, tiny=tiny), out, progress, note)
+    rest = {"seed": seed, "settings": settings, "tiny": tiny}
+    return _led(lambda: _begin(_choices(recipe, options, rest), out, progress))
 
 
 def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
     """What a run would do and how long it would take, with nothing trained or written; options as for :func:`run`."""
     limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
-    recipe, options, note = chosen_start(recipe, {**options, "limits": limits})
-    with preserved_state():
-        made = prepare(recipe_for(recipe, **options))
-        with _rehearsal(made, "quiet") as session:
-            found = planned(session)
+    rest: dict[str, Any] = {k: v for k, v in options.items() if k in ("seed", "settings", "tiny")}
+    options = {k: v for k, v in options.items() if k not in rest}
+    choices = _choices(recipe, {**options, "limits": limits}, rest)
+
+    def attempt(choice: Choice) -> dict[str, Any]:
+        with preserved_state(), _rehearsal(prepare(choice.config), "quiet") as session:
+            if session.config.method != TAILOR:
+                return schedule.planned(session)
+            found = tailor_plan.planned(session)
+            if choice.by_default and session.config.time:
+                default_start.require_epochs(found)
+            return found
+
+    found, note = _first_that_works(choices, attempt)
     return {**found, "lines": [*([note] if note else []), *found["lines"]]}
 
 
@@ -199,18 +217,70 @@ def chosen_start(
 
     Where none can be had, the sentence says why, and the run is the one that it would be without a start.
     """
+    if options.get("start") == NONE:
+        return recipe, {**options, "start": None}, ""
     if options.get("start") != AUTO or options.get("method") not in (None, TAILOR):
         return recipe, dict(options), ""
     if options.get("weights") is not None:
         raise TailorError(f"--weights '{options['weights']}' goes with a named network, not with --from auto.")
-    side, limit = options.get("image_size") or USUAL_SIDE, (options.get("limits") or {}).get("max_params")
-    found, note = first_at_hand((side, side), None if limit is None else units.parse(limit, "params"))
+    found, note = _at_hand(options.get("image_size"), (options.get("limits") or {}).get("max_params"))
     if found is not None:
         return recipe, {**options, "start": found.source}, note
     left_out = " and for one size only" if options.get("front") else ""
     recipe = None if recipe is not None and str(recipe) == TAILOR else recipe
     note = f"{note.rstrip('.')}; so the run goes on from scratch{left_out}."
     return recipe, {**options, "start": None, "method": None, "front": None}, note
+
+
+def _at_hand(side: int | None, limit: Size) -> tuple[Pretrained | None, str]:
+    """The best fitting pretrained network for images of that side, and a sentence about it."""
+    side = side or USUAL_SIDE
+    return first_at_hand((side, side), None if limit is None else units.parse(limit, "params"))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A run that could be begun, and the sentence that says what was chosen for the user."""
+
+    config: Config
+    note: str = ""
+    by_default: str = ""  # the pretrained network that nobody asked for; another run follows where it cannot be used
+
+
+def _choices(recipe: str | Path | None, options: Mapping[str, Any], rest: Mapping[str, Any]) -> list[Choice]:
+    """The run that was asked for; for photos without a word about the start one from a pretrained network first."""
+    settings = overrides(rest.get("settings", ()))
+    table = settings.get("start") or {}
+    unsaid = not any(options.get(k) for k in ("start", "weights", "method")) and not table and "method" not in settings
+    recipe, asked, note = chosen_start(recipe, options)
+    if recipe is None:
+        own = str(asked.get("data") or "digits") != "digits"
+    else:
+        own = str(recipe) == OWN_IMAGES
+    plain = {**asked, "front": None} if unsaid and own else asked
+    config = recipe_for(recipe, **plain, **rest)
+    if not (unsaid and own) or rest.get("tiny") or not default_start.suits_pretrained(config):
+        return [Choice(config if plain is asked else recipe_for(recipe, **asked, **rest), note)]
+    size = config.data.image_size
+    found, note = _at_hand(size if isinstance(size, int) else None, config.limits.get("max_params"))
+    if found is None:
+        return [Choice(recipe_for(recipe, **asked, **rest), f"{note.rstrip('.')}; so the run goes on from scratch.")]
+    budget = asked.get("budget") or config.time
+    begun = recipe_for(None, **{**asked, "start": found.source, "budget": budget}, **rest)
+    note = f"{note.rstrip('.')}, as these are photos; {default_start.OTHERWISE}."
+    scratch = [] if asked.get("front") else [Choice(config)]
+    return [Choice(begun, note, found.source), *scratch]
+
+
+def _first_that_works(choices: Sequence[Choice], attempt: Callable[[Choice], T]) -> tuple[T, str]:
+    """What an attempt at the first choice gives, or at the next where that is refused; and the sentence to say."""
+    first, *others = choices
+    if not others:
+        return attempt(first), first.note
+    try:
+        return attempt(first), first.note
+    except TailorError as error:
+        return attempt(others[0]), default_start.why_not(first.by_default, error)
 
 
 @contextlib.contextmanager
@@ -245,7 +315,7 @@ def recipe_for(
     source = None if data is None else str(data)
     begins = start_options(start, weights, front, method)
     if recipe is None:
-        usual = DEFAULT_RECIPE if source in (None, "digits") else "image-folder"
+        usual = DEFAULT_RECIPE if source in (None, "digits") else OWN_IMAGES
         recipe = TAILOR if begins.get("method") == TAILOR else usual
     recipe = str(recipe)
     base = read_recipe(recipe)
@@ -261,6 +331,7 @@ def recipe_for(
     changes = overrides(settings)
     if baseline:
         changes["baseline"] = _with_peers({**base, **options, **changes}, baseline)
+    base = _with_whole_epochs(base, options)
     full = merged(merged(for_searcher(base, changes), options), changes)
     if "tailor" in begins and full.get("method") != TAILOR:
         shown = ", ".join(map(str, begins["tailor"]["front"]))
@@ -273,6 +344,8 @@ def recipe_for(
         # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
+    if (full.get("start") or {}).get("network") == NONE:
+        full = {**full, "start": {k: v for k, v in full["start"].items() if k != "network"}}
     return configure(full)
 
 
@@ -299,6 +372,15 @@ def _budget(budget: Size) -> dict[str, Any]:
         return {}
     epochs = re.fullmatch(r"\s*(\d+)\s*epochs?\s*", str(budget))
     return {"time": budget} if epochs is None else {"time": None, "train": {"epochs": int(epochs[1])}}
+
+
+def _with_whole_epochs(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Under a budget of epochs: those of a whole pretrained network follow the final training's."""
+    asked, own = options.get("train"), configure(base)
+    if asked is None or TAILOR not in (options.get("method"), own.method):
+        return dict(base)
+    factor = asked["epochs"] / own.final.train.epochs
+    return merged(base, {"tailor": {"epochs": max(1, round(factor * own.tailor.epochs))}})
 
 
 def _with_peers(recipe: Mapping[str, Any], baseline: str | Sequence[str]) -> list[Any]:
@@ -330,8 +412,8 @@ def finetune(
     progress: Mode | None = None,
 ) -> Result:
     """Train a finished network on: other images, other classes, another resolution; writes a run of its own."""
-    config = finetune_recipe(network, data, image_size, preset, windows, seed, settings, tiny)
-    return _begin(config, out, progress)
+    options = (data, image_size, preset, windows, seed, settings, tiny)
+    return _led(lambda: _begin([Choice(finetune_recipe(network, *options))], out, progress))
 
 
 def finetune_recipe(
@@ -365,27 +447,80 @@ def finetune_recipe(
 # -- begin, resume, work ----------------------------------------------------------------------------------------------
 
 
-def _begin(config: Config, out: str | Path | None, progress: Mode | None, note: str = "") -> Result:
+class Ready(NamedTuple):
+    """A run that was checked: its plan, its folder, and with a budget of time what that buys and how long it took."""
+
+    plan: Plan
+    folder: Path
+    ahead: dict[str, Any] | None
+    seconds: float
+
+
+def _led(work: Callable[[], Result]) -> Result:
+    """Do the work, or as another process of the same torchrun follow the one that does."""
+    with ranks.joined():
+        if ranks.is_writer():
+            result = work()
+            team.dismiss(result.folder, result)
+            return result
+        with preserved_state():
+            done = follow(prepare)
+        return Result(done.folder, done.facts)
+
+
+def _begun_before(out: str | Path | None) -> Path | None:
+    """The folder of the run that this torchrun began before it lost a process and started all again."""
+    if ranks.launch() is None:
+        return None
+    for folder in [Path(out)] if out is not None else sorted(Path("runs").glob("*")):
+        record, missing = Run.salvage(folder)
+        with record:
+            ours = not missing and record.info.get("launch") == ranks.launch()
+            if ours and (ranks.restarted() or not record.finished):
+                return folder
+    return None
+
+
+def _begin(choices: Sequence[Choice], out: str | Path | None, progress: Mode | None) -> Result:
     """Check, make the folder, work; torch and the random generators are left as they were.
 
     A note on what was chosen for the user is kept in info.json, and said.
     """
-    with preserved_state():
-        plan = prepare(config)
-        folder = Path(out) if out is not None else _free_folder(plan.config)
-        Run.require_free(folder)
-        ahead, begin, seconds = None, time.monotonic(), plan.config.seconds()
-        if seconds is not None:  # a budget that is too short is refused here
-            with _rehearsal(plan, progress) as session:
-                ahead = plan_time(session, plan.entries, seconds)
+    begun = _begun_before(out)
+    if begun is not None:
+        return _resume(begun, None, progress)
+    with preserved_state(), stoppable():
+        ready, note = _first_that_works(choices, lambda choice: _checked(choice, out, progress))
+        plan = ready.plan
         info = {**_info(plan), **({"note": note} if note else {})}
-        with Run.create(folder, to_toml(plan.config), info) as record:
+        with Run.create(ready.folder, to_toml(plan.config), info) as record, _to_go_on_with(record):
             record.write_json("splits", plan.data.split_record())
-            if ahead is not None:
-                record.finish("plan", ahead)
-                record.spend("plan", time.monotonic() - begin)
+            if ready.ahead is not None:
+                record.finish("plan", ready.ahead)
+                record.spend("plan", ready.seconds)
             copy_start(plan.start, plan.config, record)
             return _work(plan, record, progress)
+
+
+def _checked(choice: Choice, out: str | Path | None, progress: Mode | None) -> Ready:
+    """Everything that can be refused before there is a folder; a budget that is too short among it."""
+    plan = prepare(choice.config)
+    folder = Path(out) if out is not None else _free_folder(plan.config)
+    Run.require_free(folder)
+    ahead, begin, seconds = None, time.monotonic(), plan.config.seconds()
+    if seconds is not None:
+        with _rehearsal(plan, progress) as session:
+            ahead = _plan_time(session, seconds)
+    if choice.by_default:
+        default_start.require_epochs(ahead)
+    return Ready(plan, folder, ahead, time.monotonic() - begin)
+
+
+def _plan_time(session: Session, seconds: float) -> dict[str, Any]:
+    """The plan of a run with a budget of time; one that is too short is refused."""
+    if session.config.method == TAILOR:
+        return tailor_plan.plan_time(session, seconds)
+    return schedule.plan_time(session, session.plan.entries, seconds)
 
 
 def _info(plan: Plan) -> dict[str, Any]:
@@ -395,12 +530,14 @@ def _info(plan: Plan) -> dict[str, Any]:
         "command": _command(),
         "versions": versions(),
         "seed": plan.config.seed,
+        "method": plan.config.method,
         "data": {
             "source": data.source,
             "path": absolute_path(data.source),
             "fingerprint": data.fingerprint,
             "counts": data.counts,
         },
+        **({} if ranks.launch() is None else {"launch": ranks.launch()}),
         **({} if data.trunk is None else {"trunk": data.trunk.facts}),
         **({} if start is None else {"start": {"network": plan.config.start.network, "sha256": start.checksum}}),
     }
@@ -421,20 +558,30 @@ def _free_folder(config: Config) -> Path:
     return folder
 
 
-def resume(folder: str | Path, *, progress: Mode | None = None) -> Result:
-    """Go on with an unfinished run; a finished one just gives its result."""
+def resume(folder: str | Path, *, data: str | Path | None = None, progress: Mode | None = None) -> Result:
+    """Go on with an unfinished run; a finished one just gives its result.
+
+    ``data`` says where the run's images lie now; they must be the same images.
+    """
+    return _led(lambda: _resume(folder, data, progress))
+
+
+def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) -> Result:
     from tailorvit.report import write_report
 
     place = Path(folder)
-    with Run.open(place) as record, preserved_state():
+    with Run.open(place) as record, preserved_state(), stoppable(), _to_go_on_with(record):
         if record.finished:
             if not (place / "report.html").exists():  # killed between the two
                 write_report(place)
-            facts = record.read_json("result")
-            return Result(place, facts if isinstance(facts, dict) else {})
-        written_by = str(record.info.get("versions", {}).get("tailorvit", "an older version"))
+            return _finished(record)
+        versions_then = record.info.get("versions")
+        versions_then = versions_then if isinstance(versions_then, dict) else {}
+        written_by = str(versions_then.get("tailorvit", "an older version"))
+        _require_same_method(record)
         config = configure(modernised(parse_recipe(record.recipe, str(place / "recipe.toml")), written_by))
-        config = replace(config, data=replace(config.data, source=source_of_run(config.data.source, record.info)))
+        source = str(data) if data is not None else source_of_run(config.data.source, record.info)
+        config = replace(config, data=replace(config.data, source=source))
         splits = record.read_json("splits")
         start = read_start(config, place)
         copy_start(start, config, record)
@@ -442,8 +589,40 @@ def resume(folder: str | Path, *, progress: Mode | None = None) -> Result:
         require_same_trunk(plan.data, record.info)
         if splits is None:
             record.write_json("splits", plan.data.split_record())
+        if data is not None:
+            _moved(plan.data, record)
         record.event("resume", "the run goes on")
         return _work(plan, record, progress)
+
+
+def _finished(record: Run) -> Result:
+    """The result of a finished run."""
+    facts = record.read_json("result")
+    result = Result(record.folder, facts if isinstance(facts, dict) else {})
+    try:
+        result.summary()
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise TailorError(
+            f"'{record.folder / 'result.json'}' is damaged; remove it, and resume writes it again from what is stored."
+        ) from None
+    return result
+
+
+def _require_same_method(record: Run) -> None:
+    """What one method has stored would mean something else to another."""
+    begun, found = record.info.get("method"), parse_recipe(record.recipe, "recipe.toml").get("method", "s4")
+    if begun is not None and begun != found:
+        raise TailorError(f"'{record.folder}' began with method '{begun}', but its recipe.toml says '{found}'.")
+
+
+def _moved(data: Data, record: Run) -> None:
+    """Note where the data lies now; data other than the run's is refused."""
+    known = record.info.get("data")
+    known = known if isinstance(known, dict) else {}
+    if known.get("fingerprint", data.fingerprint) != data.fingerprint:
+        raise TailorError(f"'{data.source}' does not hold the images that '{record.folder}' began with.")
+    record.info["data"] = {**known, "path": absolute_path(data.source)}
+    record.write_json("info", record.info)
 
 
 def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
@@ -456,21 +635,75 @@ def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
     session = Session(plan, record, progress)
     try:
         torch.set_num_threads(plan.config.threads)
-        _open_session(session)
-        facts = run_method(session)
+        with _memory_notices(session):
+            _open_session(session)
+            facts = run_method(team.begin(session))
+            facts = _with_changes(session, facts)
         record.write_json("result", facts)
         _report(session)
         return Result(record.folder, facts)
-    except KeyboardInterrupt:
-        record.event("interrupted", "stopped by the user")
-        raise KeyboardInterrupt(shlex.join(["tailorvit", "resume", str(record.folder)])) from None
     except Exception as error:
         with contextlib.suppress(Exception):  # the first error is the one to show; a full disk would raise here too
             record.event("failed", str(error) if isinstance(error, TailorError) else f"{type(error).__name__}: {error}")
             write_report(record.folder)
+        if disk_full(error):
+            raise TailorError(f"The disk is full; make room and go on with: {_go_on(record.folder)}") from error
+        if out_of_memory(error):
+            raise TailorError(
+                f"Out of memory ({reason(error)}): free some, or take smaller networks (--max-params) or images "
+                f"(--image-size). Go on with: {_go_on(record.folder)}"
+            ) from error
         raise
     finally:
         progress.close()
+
+
+@contextlib.contextmanager
+def _to_go_on_with(record: Run) -> Iterator[None]:
+    """Signals inside, and what the system refuses, say how to go on with the run."""
+    try:
+        yield
+    except KeyboardInterrupt as signal:
+        stop = signal if isinstance(signal, Stopped) else Stopped()
+        with contextlib.suppress(TailorError):  # on a full disk
+            record.event("interrupted", f"stopped {stop.who}")
+        raise Stopped(stop.number, _go_on(record.folder)) from None
+    except OSError as error:  # a full disk, a folder that cannot be written to any more
+        place = f" '{error.filename}'" if error.filename else ""
+        raise TailorError(
+            f"Cannot read or write{place}: {error.strerror or error}. Go on with: {_go_on(record.folder)}"
+        ) from error
+
+
+def _with_changes(session: Session, facts: dict[str, Any]) -> dict[str, Any]:
+    """The result with a doubt where images changed while the run was going."""
+    sentence = session.data.changed()
+    if not sentence:
+        return facts
+    session.log_once("data", sentence)
+    return {**facts, "doubts": [*facts.get("doubts", ()), sentence]}
+
+
+def _go_on(folder: Path) -> str:
+    """The command that goes on with a run."""
+    return shlex.join(["tailorvit", "resume", str(folder)])
+
+
+@contextlib.contextmanager
+def _memory_notices(session: Session) -> Iterator[None]:
+    """What memory did not suffice for goes to the log; other warnings stay warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", MemoryNotice)
+        show = warnings.showwarning
+
+        def log(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, MemoryNotice):
+                session.log_once("memory", str(message))
+            else:
+                show(message, category, *place)
+
+        warnings.showwarning = log  # type: ignore[assignment]
+        yield
 
 
 def run_method(session: Session) -> dict[str, Any]:
@@ -486,15 +719,14 @@ def run_method(session: Session) -> dict[str, Any]:
 def _open_session(session: Session) -> None:
     """Say what the run is about and what is odd about its data; compute a trunk's features."""
     data = session.data
-    if data.skipped and not session.run.events("skipped"):
-        names = [{"path": p, "reason": r} for p, r in data.skipped]
-        text = f"{len(data.skipped)} unreadable image(s) were skipped, the first: {data.skipped[0][0]}."
-        session.log("skipped", text, files=names)
+    session.note_skipped()
     session.progress.say(_opening(session))
     if note := session.run.info.get("note"):
         session.log_once("start", note)
     for sentence in data.notes:
         session.log_once("data", sentence)
+    if hint := several_gpus(session.device):
+        session.log_once("device", hint)
     if data.trunk is not None:
         with session.timed("trunk"):
             data.prepare(

@@ -11,16 +11,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tailorvit.errors import TailorError
+from tailorvit.texts import parse_json
 
 Value = int | float
 Gene = int | float | tuple[int | float, ...]
+
+
+MOST_BLOCKS = 1000  # of a network; the deepest published ones have some hundred
+
+
+def require_blocks(genes: Mapping[str, Any]) -> None:
+    """Refuse more blocks than any network has, before a value is made for each of them."""
+    for key, value in genes.items():
+        count = len(value) if isinstance(value, list | tuple) else value if key.partition(".")[0] == "depth" else 0
+        if isinstance(count, int | float) and count > MOST_BLOCKS:
+            raise TailorError(f"A network has at most {MOST_BLOCKS} blocks; '{key}' asks for {count:.10g}.")
 
 
 def number(value: Any) -> Value:
     """The one spelling of a number: whole values are int, others float."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TailorError(f"'{value}' is not a number.")
-    real = float(value)
+    try:
+        real = float(value)
+    except OverflowError:
+        raise TailorError(f"A number of {len(str(value))} digits is too large.") from None
     if real != real or real in (float("inf"), float("-inf")):
         raise TailorError(f"'{value}' is not a finite number.")
     return int(real) if real.is_integer() else real
@@ -43,6 +58,7 @@ class Arch(Mapping[str, Gene]):
     _hash: int
 
     def __init__(self, family: str, **genes: Any) -> None:
+        require_blocks(genes)
         object.__setattr__(self, "family", family)
         object.__setattr__(self, "_genes", {k: gene(genes[k]) for k in sorted(genes)})
         object.__setattr__(self, "_hash", hash((family, tuple(self._genes.items()))))
@@ -108,8 +124,8 @@ class Arch(Mapping[str, Gene]):
     def from_json(cls, text: str) -> Arch:
         """Read :meth:`to_json`'s form."""
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
+            data = parse_json(text)
+        except ValueError as error:
             raise TailorError(f"The architecture is not valid JSON: {error}.") from None
         if not isinstance(data, dict):
             raise TailorError("An architecture is a JSON object with a 'family' and its genes.")

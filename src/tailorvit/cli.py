@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from tailorvit import ranks
+from tailorvit.texts import shown
 
 app = typer.Typer(
     name="tailorvit",
@@ -34,15 +38,20 @@ def _mode(quiet: bool, plain: bool) -> Any:
     return "quiet" if quiet else "plain" if plain else None
 
 
+def _say(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print for people; names of files and classes may hold anything, control codes of terminals too."""
+    typer.echo(shown(text, lines=True), err=err, nl=nl)
+
+
 def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=1, default=str))
+    _say(json.dumps(data, indent=1, default=str))
 
 
 def _version(asked: bool) -> None:
     if asked:
         from tailorvit import __version__
 
-        typer.echo(f"tailorvit {__version__}")
+        _say(f"tailorvit {__version__}")
         raise typer.Exit
 
 
@@ -60,14 +69,16 @@ def _words(text: str) -> list[str]:
 
 
 def _print_result(work: Callable[[], Any]) -> None:
-    """Do the work and print its result; Ctrl-C says how to go on, which typer alone would not."""
+    """Do the work and print its result; Ctrl-C and SIGTERM say how to go on, which typer alone would not."""
     try:
         result = work()
     except KeyboardInterrupt as stop:
-        typer.echo(f"Stopped. Go on with: {stop}" if str(stop) else "Stopped.", err=True)
-        raise typer.Exit(130) from None
-    for line in result.summary():
-        typer.echo(line)
+        if ranks.is_writer():
+            _say(f"Stopped. Go on with: {stop}" if str(stop) else "Stopped.", err=True)
+        raise typer.Exit(getattr(stop, "code", 130)) from None
+    if ranks.is_writer():
+        for line in result.summary():
+            _say(line)
 
 
 @app.command()
@@ -76,7 +87,10 @@ def run(
     data: Annotated[str | None, typer.Option(help="Image folder, .npz/.npy file, digits or torchvision:NAME.")] = None,
     start: Annotated[
         str | None,
-        typer.Option("--from", help="Pretrained network to cut: timm:NAME, hf:NAME, open_clip:NAME/TAG, a file, auto."),
+        typer.Option(
+            "--from",
+            help="Pretrained network to cut: timm:NAME, hf:NAME, open_clip:NAME/TAG, a file, auto; none: from scratch.",
+        ),
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Local copy of its weights; nothing is downloaded.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
@@ -130,7 +144,7 @@ def run(
     }
     if plan:
         for line in api.plan(recipe, **options)["lines"]:
-            typer.echo(line)
+            _say(line)
         return
     _print_result(lambda: api.run(recipe, **options, out=out, progress=_mode(quiet, plain)))
 
@@ -138,13 +152,14 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of an unfinished run.")],
+    data: Annotated[str | None, typer.Option(help="Where the run's images lie now, if they were moved.")] = None,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
     """Go on with a run after a crash or Ctrl-C."""
     from tailorvit import api
 
-    _print_result(lambda: api.resume(folder, progress=_mode(quiet, plain)))
+    _print_result(lambda: api.resume(folder, data=data, progress=_mode(quiet, plain)))
 
 
 @app.command()
@@ -197,14 +212,14 @@ def space(
     facts = lookup.space_info(name, classes=classes, image_size=image_size, limits=limits)
     if as_json:
         return _print_json(facts)
-    typer.echo(f"{name} ({facts['family']}): {facts['count']:.4g} architectures")
+    _say(f"{name} ({facts['family']}): {facts['count']:.4g} architectures")
     for key, dim in facts["dims"].items():
-        typer.echo(f"  {key:<8} {dim['scope']:<7} {', '.join(map(str, dim['choices']))}")
+        _say(f"  {key:<8} {dim['scope']:<7} {', '.join(map(str, dim['choices']))}")
     for which in ("smallest", "typical", "largest"):
         row = facts[which]
-        typer.echo(f"  {which:<9} {row['params']:>12,} parameters  {units.show(row['macs']):>8} MACs (papers' FLOPs)")
+        _say(f"  {which:<9} {row['params']:>12,} parameters  {units.show(row['macs']):>8} MACs (papers' FLOPs)")
     if facts["limits"]:
-        typer.echo(f"  {100 * facts['fits']:.1f} % of {facts['samples']} sampled architectures fit the limits")
+        _say(f"  {100 * facts['fits']:.1f} % of {facts['samples']} sampled architectures fit the limits")
     return None
 
 
@@ -223,15 +238,15 @@ def cost(
     facts = lookup.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch)
     if as_json:
         return _print_json(facts)
-    typer.echo(f"{name}: {facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)")
+    _say(f"{name}: {facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)")
     for row in facts["parts"]:
-        typer.echo(f"  {row['part']:<22} {row['params']:>12,} parameters {row['macs']:>16,} MACs")
+        _say(f"  {row['part']:<22} {row['params']:>12,} parameters {row['macs']:>16,} MACs")
     for reading, value in facts["readings"].items():
-        typer.echo(f"  reading {reading:<20} {value:>20,}")
+        _say(f"  reading {reading:<20} {value:>20,}")
     if measure:
         lat = facts["latency"]
         spread = f"{1e3 * lat['low']:.2f}-{1e3 * lat['high']:.2f} ms"
-        typer.echo(
+        _say(
             f"  latency {1e3 * lat['median']:.2f} ms (quartiles {spread}), batch {lat['batch']}, "
             f"{lat['device']}, {lat['threads']} threads; memory {units.show(facts['memory'], 'memory')}"
         )
@@ -259,13 +274,13 @@ def list_(
         return _print_json(tables[what] if what else tables)
     for number, (name, rows) in enumerate(tables.items()):
         if what is None:
-            typer.echo(("\n" if number else "") + name)
+            _say(("\n" if number else "") + name)
         width = max((len(r["name"]) for r in rows), default=0)
         for row in rows:
             origin = row.get("origin", "tailorvit")
             notes = ["experimental"] * bool(row.get("experimental")) + [origin] * (origin != "tailorvit")
             line = f"{row['name']:<{width}}  {row['summary']}" + (f"  [{', '.join(notes)}]" if notes else "")
-            typer.echo(line if what else "  " + line)
+            _say(line if what else "  " + line)
     return None
 
 
@@ -281,7 +296,7 @@ def runs(
     if as_json:
         return _print_json(rows)
     for line in lookup.run_lines(folder, rows):
-        typer.echo(line)
+        _say(line)
     return None
 
 
@@ -314,13 +329,13 @@ def score(
 
     def progress(done: int, total: int) -> None:
         if total > done:
-            typer.echo(f"{done} of {total}", err=True)
+            _say(f"{done} of {total}", err=True)
 
     options: dict[str, Any] = {"n": n, "limits": limits, "seed": seed, "classes": classes, "data": data}
     facts = scoring.score(name, settings, device=device, workers=workers, progress=progress, **options)
     if as_json:
         return _print_json(facts)
-    typer.echo("\n".join(scoring.lines(facts, top)))
+    _say("\n".join(scoring.lines(facts, top)))
     return None
 
 
@@ -346,11 +361,11 @@ def rank(
     options: dict[str, Any] = {"target": target, "band": band, "seeds": seeds, "seed": seed, "limit": limit}
     found = rank_file(table, _words(proxy), image_size=image_size, device=device, **options)
     if figure is not None:
-        typer.echo(f"Wrote {write_ranking(found, figure, target)}", err=True)
+        _say(f"Wrote {write_ranking(found, figure, target)}", err=True)
     if as_json:
         _print_json(found.to_dict())
     else:
-        typer.echo(found.text())
+        _say(found.text())
 
 
 @app.command()
@@ -365,8 +380,8 @@ def report(
 
     if figures is not None:  # first: a format nobody knows must stop before anything is written
         written = write_report_figures(folder, figures, _words(formats))
-        typer.echo(f"Wrote {len(written)} files into {figures}")
-    typer.echo(f"Wrote {write_report(folder, out)}")
+        _say(f"Wrote {len(written)} files into {figures}")
+    _say(f"Wrote {write_report(folder, out)}")
 
 
 @app.command()
@@ -384,14 +399,14 @@ def compare(
 
     comparison = compared(folders)
     if out is not None:  # files first: what cannot be written must not follow a page of output
-        typer.echo(f"Wrote {write_comparison(comparison, out)}", err=True)
+        _say(f"Wrote {write_comparison(comparison, out)}", err=True)
     if figures is not None:
         written = write_comparison_figures(comparison, figures, _words(formats))
-        typer.echo(f"Wrote {len(written)} files into {figures}", err=True)
+        _say(f"Wrote {len(written)} files into {figures}", err=True)
     if as_json:
         _print_json(comparison.to_dict())
     else:
-        typer.echo(comparison.csv() if as_csv else comparison.text(), nl=not as_csv)
+        _say(comparison.csv() if as_csv else comparison.text(), nl=not as_csv)
 
 
 @app.command()
@@ -403,7 +418,7 @@ def watch(
     from tailorvit.report import watch as serve
 
     note = "" if folder.exists() else "; there is no such folder yet, and the page waits for it"
-    serve(folder, port, lambda url: typer.echo(f"Watching {folder} at {url} (Ctrl-C ends{note})"))
+    serve(folder, port, lambda url: _say(f"Watching {folder} at {url} (Ctrl-C ends{note})"))
 
 
 @app.command()
@@ -422,7 +437,7 @@ def export(
     if as_json:
         return _print_json(exported.to_dict())
     for line in exported.lines():
-        typer.echo(line)
+        _say(line)
     return None
 
 
@@ -442,7 +457,7 @@ def import_(
     if as_json:
         return _print_json(imported.to_dict())
     for line in imported.lines():
-        typer.echo(line)
+        _say(line)
     return None
 
 
@@ -480,21 +495,27 @@ def evaluate(
     if as_json:
         return _print_json(found.to_dict())
     for line in found.lines():
-        typer.echo(line)
+        _say(line)
     return None
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Say whether this machine has what TailorViT needs."""
-    from tailorvit import lookup
+def doctor(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run: say whether it is whole.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether this machine has what TailorViT needs, or whether a run folder is whole."""
+    from tailorvit import health, lookup
 
-    rows = lookup.doctor()
+    rows = lookup.doctor() if folder is None else health.check_run(folder)
     if as_json:
-        return _print_json(rows)
-    for row in rows:
-        typer.echo(f"{row['state']:<8} {row['what']:<18} {row['text']}")
-    return None
+        _print_json(rows)
+    for row in () if as_json else rows:
+        _say(f"{row['state']:<8} {row['what']:<18} {row['text']}")
+    if folder is not None and not health.sound(rows):
+        raise typer.Exit(2)
 
 
 def main() -> None:
@@ -502,16 +523,25 @@ def main() -> None:
     # Waiting threads sleep instead of spinning: on a busy two-core machine that trained four times as fast.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory measurement starts torch's profiler, which chats
-    from tailorvit.errors import TailorError
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
+    from tailorvit.errors import TailorError, out_of_memory
 
     try:
         app()
     except TailorError as error:
-        typer.echo(f"tailorvit: {error}", err=True)
+        if ranks.may_speak():
+            _say(f"tailorvit: {shown(str(error))}", err=True)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        _say("tailorvit: There is not enough memory for this: take a smaller batch, image size or network.", err=True)
         sys.exit(2)
     except OSError as error:  # a full disk, output nobody reads: nothing a traceback would explain
         place = f" '{error.filename}'" if error.filename else ""
-        typer.echo(f"tailorvit: Cannot read or write{place}: {error.strerror or error}.", err=True)
+        _say(f"tailorvit: Cannot read or write{place}: {error.strerror or error}.", err=True)
         sys.exit(2)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
+import math
+import os
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from tomllib import TOMLDecodeError
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from tailorvit import units
 from tailorvit.analysis.settings import AnalysisSettings
@@ -26,10 +28,12 @@ from tailorvit.methods.untrained import UntrainedSettings
 from tailorvit.search import SEARCHERS
 from tailorvit.seek.s3 import S3Settings
 from tailorvit.seek.s4 import S4Settings
+from tailorvit.texts import DEEPEST, parse_toml
 from tailorvit.train.settings import TrainSettings
 from tailorvit.trunks import TrunkSettings
 
 FORBID = {"extra": "forbid"}
+MOST_THREADS = max(256, os.cpu_count() or 1)  # a run may be resumed on a machine with fewer cores
 _BRANCHES = ("str", "int", "float", "bool")  # pydantic adds the branch of a union it tried; no recipe key is called so
 T = TypeVar("T")
 
@@ -96,8 +100,8 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:
             raise TailorError(f"seed must be a whole number from 0 to 2147483647, not {self.seed}.")
-        if self.threads < 0:
-            raise TailorError(f"threads must be 0 (choose) or more, not {self.threads}.")
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise TailorError(f"threads must be 0 (choose) to {MOST_THREADS}, not {self.threads}.")
         for entry in self._beside():
             if isinstance(entry, str) and not (entry.startswith("timm:") and len(entry) > len("timm:")):
                 raise TailorError(f"baseline cannot be '{entry}': write true, false, timm:NAME or a list of them.")
@@ -176,6 +180,26 @@ def _known_keys(kind: Any, data: Mapping[str, Any], where: str) -> None:
             if not isinstance(value, Mapping):
                 raise TailorError(f"'{path}' is a table of settings, not {value!r}.")
             _known_keys(hints[key], value, path)
+        else:
+            _plain_numbers(value, path, _takes_bool(hints[key]))
+
+
+def _plain_numbers(value: Any, path: str, true_or_false: bool) -> None:
+    """Refuse NaN, infinity, and true where a number belongs: pydantic would read it as 1."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _plain_numbers(inner, f"{path}.{key}", true_or_false)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _plain_numbers(inner, path, true_or_false)
+    elif isinstance(value, bool) and not true_or_false:
+        raise TailorError(f"{path} cannot be {str(value).lower()}.")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise TailorError(f"{path} must be a finite number, not {value}.")
+
+
+def _takes_bool(kind: Any) -> bool:
+    return kind in (bool, Any) or any(map(_takes_bool, get_args(kind)))
 
 
 def recipe_names() -> list[str]:
@@ -208,8 +232,8 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
 def parse_recipe(text: str, name: str) -> dict[str, Any]:
     """TOML text to plain data."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise TailorError(f"The recipe '{name}' is not valid TOML: {error}.") from None
 
 
@@ -237,7 +261,10 @@ def overrides(changes: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
     """
     data: dict[str, Any] = {}
     for key, value in changes.items() if isinstance(changes, Mapping) else map(_read_change, changes):
-        for part in reversed(str(key).strip().split(".")):
+        parts = str(key).strip().split(".")
+        if len(parts) > DEEPEST:
+            raise TailorError(f"There is no recipe key '{key[:40]}...' of {len(parts)} parts.")
+        for part in reversed(parts):
             value = {part: value}
         data = merged(data, value)
     return data
@@ -248,9 +275,11 @@ def _read_change(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise TailorError(f"Cannot read --set '{text}'; write it like train.epochs=50.")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return key, parse_toml(f"value = {value}")["value"]
+    except TOMLDecodeError:
         return key, value
+    except ValueError as error:
+        raise TailorError(f"Cannot read the value of --set {key.strip()}: {error}.") from None
 
 
 def configure(data: Mapping[str, Any]) -> Config:

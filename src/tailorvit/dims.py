@@ -9,10 +9,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
-from tailorvit.arch import Value, number
+from tailorvit.arch import Value, number, require_blocks
 from tailorvit.errors import TailorError
 
 Scope = Literal["global", "stage", "block"]
+MOST_CHOICES = 1000
 SCOPES: tuple[Scope, ...] = ("global", "stage", "block")
 
 
@@ -43,18 +44,23 @@ class Dim:
         where = f"dimension '{self.key}'"
         if self.scope not in SCOPES:
             raise TailorError(f"The scope of {where} is '{self.scope}'; it must be one of {', '.join(SCOPES)}.")
+        if max(len(choices), len(nominal)) > MOST_CHOICES:
+            raise TailorError(f"A dimension has at most {MOST_CHOICES} choices; {where} has {len(choices)}.")
         if not choices or list(choices) != sorted(set(choices)) or choices[0] <= 0:
             raise TailorError(
                 f"The choices of {where} must be positive, ascending and different, not {list(self.choices)}."
             )
         if self.name == "depth" and any(not isinstance(c, int) for c in choices):
             raise TailorError(f"The choices of {where} must be whole numbers, not {list(self.choices)}.")
+        if self.name == "depth":
+            require_blocks({self.key: choices[-1]})
         gaps = [_plus(b, -1, a) for a, b in itertools.pairwise(choices)]
         shift = number(self.shift) or (min(gaps) if gaps else 1)
         minimum = number(self.minimum) or (1 if all(isinstance(c, int) for c in choices) else min(shift, choices[0]))
         if choices[0] < minimum:
             raise TailorError(f"The smallest choice {choices[0]} of {where} lies under its minimum {minimum}.")
-        if self.maximum is not None and choices[-1] > self.maximum:
+        maximum = None if self.maximum is None else number(self.maximum)
+        if maximum is not None and choices[-1] > maximum:
             raise TailorError(f"The largest choice {choices[-1]} of {where} lies over its maximum {self.maximum}.")
         if shift < 0:
             raise TailorError(f"The shift of {where} must be positive, not {shift}.")
@@ -67,6 +73,7 @@ class Dim:
         object.__setattr__(self, "nominal", () if nominal == choices else nominal)
         object.__setattr__(self, "shift", shift)
         object.__setattr__(self, "minimum", minimum)
+        object.__setattr__(self, "maximum", maximum)
 
     @property
     def key(self) -> str:
@@ -99,6 +106,8 @@ class Dim:
         if step <= 0 or high < low:
             raise TailorError(f"Dimension '{name}' needs low <= high and step > 0, not {low}, {high}, {step}.")
         count = int((Fraction(str(high)) - Fraction(str(low))) / Fraction(str(step))) + 1
+        if count > MOST_CHOICES:
+            raise TailorError(f"A dimension has at most {MOST_CHOICES} choices; '{name}' has {count}.")
         choices = tuple(_plus(low, i, step) for i in range(count))
         if choices[-1] != high:
             raise TailorError(f"Dimension '{name}': {high} is not {low} plus whole steps of {step}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from tailorvit.errors import TailorError, unknown
 from tailorvit.portable import reason, to_image
 from tailorvit.predict import Item, classify, load_classifier
+from tailorvit.texts import read_table
 
 Ints = NDArray[np.int64]
 _NAMES_SHOWN = 5
@@ -119,7 +119,7 @@ def _run_splits(network: Path, data: _Labelled) -> dict[str, Ints]:
     place = network.absolute()
     for folder in (place, *list(place.parents)[:3]):  # the run, its network, an export of it, a file of that
         try:
-            saved = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
+            saved = read_table(folder / "splits.json")
             if saved["fingerprint"] != data.fingerprint:
                 return {}
             return {s: np.asarray(saved[s], dtype=np.int64) for s in ("train", "search", "test")}

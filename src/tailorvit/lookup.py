@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,14 @@ from tailorvit import __version__, units
 from tailorvit.arch import Arch
 from tailorvit.config import recipe_names
 from tailorvit.costs import Counter, Limits, Meter
+from tailorvit.costs.need import step_bytes
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families import FAMILIES, family, named_arch, named_space, with_settings
+from tailorvit.memory import require_memory
 from tailorvit.plugins import registries
 from tailorvit.rng import generator
 from tailorvit.space import Space
+from tailorvit.texts import read_json, read_table, read_toml
 
 
 def read_arch(name: str) -> tuple[Arch, dict[str, Any]]:
@@ -29,7 +30,7 @@ def read_arch(name: str) -> tuple[Arch, dict[str, Any]]:
         named = named_arch(name)
         return named.arch, dict(named.settings)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except FileNotFoundError:
         raise TailorError(f"There is no architecture file '{name}'.") from None
     except (OSError, ValueError) as error:
@@ -69,6 +70,8 @@ def cost(
             raise TailorError(f"The batch to measure must be at least 1, not {batch}.")
         from tailorvit.costs import measure_latency, measure_memory
 
+        need = step_bytes(counter, arch, batch, training=False)
+        require_memory(need, f"A batch of {batch:,} images", "measure a smaller batch or network")
         shape = (int(shared["channels"]), *shared["image_size"])
         model = counter.family.build(counter.shared, arch)
         answer["latency"] = measure_latency(model, shape, batch).to_dict()
@@ -81,8 +84,8 @@ def read_space(name: str) -> Space:
     if not name.endswith(".toml"):
         return named_space(name)
     try:
-        data = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        data = read_toml(Path(name))
+    except (OSError, ValueError) as error:
         raise TailorError(f"Cannot read the space file '{name}': {error}.") from None
     space = Space.from_dict(data.get("space", data))
     family(space.family)
@@ -189,15 +192,14 @@ def _run_row(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8", "surrogateescape"))
+        return read_table(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8", "surrogateescape"))
+        return read_toml(path)
     except (OSError, ValueError):
         return {}
 

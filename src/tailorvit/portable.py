@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailorvit.errors import TailorError, unknown
+from tailorvit.texts import parse_json
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -109,11 +109,20 @@ def is_grey(image: Image.Image) -> bool:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Deep grey (16 bit, 32 bit, float) as 8 bit; float images are read as 0..1 unless they exceed it."""
+    """Deep grey (16 bit, 32 bit, float) as 8 bit; the range is the smallest usual one that holds the values.
+
+    Whole numbers are of 16 or 32 bits; floats run to 1, 255 or 65535.
+    """
     from PIL import Image
 
     raw: Any = np.nan_to_num(np.asarray(image).astype(np.float64))
-    scale = (255 if raw.max(initial=0) <= 1 else 1) if image.mode == "F" else 1 / 257
+    if image.mode == "I":  # 32 bits without a sign, which Pillow reads with one
+        raw = np.where(raw < 0, raw + 2**32, raw)
+    high = raw.max(initial=0)
+    if image.mode == "F" and high > 65535:
+        raise ValueError(f"its values go up to {high:g}; floats are read up to 1, 255 or 65535")
+    tops = (1, 255, 65535) if image.mode == "F" else (65535, 2**32 - 1)
+    scale = 255 / next(top for top in tops if high <= top)
     return Image.fromarray(np.clip(np.rint(raw * scale), 0, 255).astype(np.uint8))
 
 
@@ -385,7 +394,7 @@ def _metadata(text: str | None, path: object) -> dict[str, Any]:
             f"(metadata '{METADATA}'); make one with tailorvit export RUN --to onnx."
         )
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         known = data["format"] == FORMAT
         classes, how = data["classes"], data["preprocessing"]
         good = isinstance(how, dict) and isinstance(classes, list) and all(isinstance(c, str) for c in classes)

@@ -30,6 +30,7 @@ from tailorvit.portable import (
     softmax,
     usable_cores,
 )
+from tailorvit.texts import shown
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -272,16 +273,11 @@ def _put(out: TextIO, text: str) -> None:
     out.write(text.encode(code, "backslashreplace").decode(code))
 
 
-def _shown(text: str) -> str:
-    """A name on one line: line breaks and terminal codes are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def write_text(rows: Iterable[Prediction], top: int, out: TextIO) -> None:
     """``name: label 97.1 %, label 2.0 %`` for a person."""
     for row in rows:
-        best = ", ".join(f"{_shown(label)} {100 * p:.1f} %" for label, p in row.top(top).items())
-        _put(out, f"{_shown(row.name)}: {best if row.error is None else f'error: {_shown(row.error)}'}\n")
+        best = ", ".join(f"{shown(label)} {100 * p:.1f} %" for label, p in row.top(top).items())
+        _put(out, f"{shown(row.name)}: {best if row.error is None else f'error: {shown(row.error)}'}\n")
 
 
 def write_json(rows: Iterable[Prediction], top: int, out: TextIO) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tailorvit.errors import unknown
+from tailorvit.texts import shown
 
 Mode = Literal["rich", "plain", "quiet"]
 
@@ -56,7 +57,7 @@ class PlainProgress(Progress):
     def say(self, text: str) -> None:
         """Print the line; where nobody reads any more, the run goes on without a word."""
         try:
-            print(text, flush=True)
+            print(shown(text, lines=True), flush=True)
         except BrokenPipeError:
             sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
 
@@ -91,7 +92,7 @@ class RichProgress(Progress):
 
     def say(self, text: str) -> None:
         """Print above the bar."""
-        self._bars.console.print(text, highlight=False, markup=False)
+        self._bars.console.print(shown(text, lines=True), highlight=False, markup=False)
 
     def step(self, what: str, done: int, total: int, facts: Mapping[str, Any]) -> None:
         """Move the bar; a new piece of work gets a new bar."""

@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from tailorvit.arch import Arch
-from tailorvit.costs import Limits, Meter
+from tailorvit.costs import Counter, Limits, Meter
+from tailorvit.costs.need import step_bytes
 from tailorvit.data import open_data
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families import FAMILIES, family, with_settings
 from tailorvit.families.base import around
 from tailorvit.lookup import read_arch, read_space
+from tailorvit.memory import require_memory, usable_device
 from tailorvit.proxies import ProxySettings, Scored, proxy
 from tailorvit.proxies.score import Scorer, ScorerPool, rescored
 from tailorvit.rng import generator
@@ -40,6 +42,9 @@ def score(
     """Scores of an architecture, or of ``n`` different architectures of a space within the limits, best first."""
     if n < 1:
         raise TailorError(f"Score at least one architecture, not {n}.")
+    if seed < 0:
+        raise TailorError(f"The seed must be at least 0, not {seed}.")
+    device = usable_device(device)
     proxies = [proxy(p) for p in settings.names]
     for p in proxies:
         if settings.batch is not None and settings.batch < p.least_batch:
@@ -62,6 +67,9 @@ def score(
     }
     meter = Meter.for_space(space, Limits.of(**(limits or {})))
     archs = [arch] if arch is not None else first_draw(space, meter.fits, generator(seed, "score"), n)
+    counter, images_a_batch = Counter(space.family, dict(space.settings)), settings.batch or 1
+    need = step_bytes(counter, arch or space.smallest(), images_a_batch, training=False)
+    require_memory(need, f"Scoring with batches of {images_a_batch:,} images", "take a smaller --image-size or --batch")
     rows: list[Scored] = []
     with contextlib.ExitStack() as stack:
         scorer: Scorer | ScorerPool = (

@@ -64,9 +64,11 @@ def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
 def _tailored(config: Config, small: dict[str, Any], own_data: bool) -> dict[str, Any]:
     """The user's pretrained network or a small random one, at some patches a side; without a limit it is halved."""
     start = {**small.get("start", {}), "network": config.start.network or START}
-    patch = open_pretrained(start["network"], config.start.weights or None).settings.patch
+    pretrained = open_pretrained(start["network"], config.start.weights or None)
+    patch, trained = pretrained.settings.patch, max(pretrained.settings.image_size)
     data = small["data"] if own_data else {"source": "digits", "limit": small["data"]["limit"]}
-    side = patch * max(2, round((SIDE if own_data or patch > 4 else 8) / patch))
+    rough = patch * max(2, round((SIDE if own_data or patch > 4 else 8) / patch))
+    side = max(rough, pretrained.tailoring.side(pretrained.settings, rough, trained))
     # Limits and sizes in millions are none of a small random network's.
     front = list(config.tailor.front) if config.start.network else []
     return {

@@ -8,7 +8,8 @@ shape depends on one. Several consecutive plans can be joined into one (:func:`j
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -580,3 +581,48 @@ def _join_layers(parts: Sequence[RandLayer]) -> RandLayer:
         any(part.grey for part in parts),
         any(part.smooth for part in parts),
     )
+
+
+# -- a part of a step -------------------------------------------------------------------------------------------------
+
+
+def part_of_plan(plan: Plan, rows: Ints) -> Plan:
+    """The plan of one step for these rows alone; what was drawn for them, and how they are mixed, does not change."""
+    place = np.full(len(plan.arrays["positions"]), -1)
+    place[rows] = np.arange(len(rows))
+    arrays = dict(plan.arrays)
+    for name in ("positions", "crop_boxes", "crop_lines"):
+        if name in arrays:
+            arrays[name] = arrays[name][rows]
+    if "jitter" in arrays:
+        arrays["jitter"] = arrays["jitter"][:, rows]
+
+    def keep(at: str, *others: str) -> NDArray[np.bool_]:
+        """Leave the entries of other rows out of an array of places, and of those that go with it."""
+        wanted = place[arrays[at]] >= 0
+        arrays[at] = place[arrays[at]][wanted]
+        for other in others:
+            arrays[other] = arrays[other][wanted[: len(arrays[other])]]  # tables: the host's come first
+        return wanted
+
+    if "erase_at" in arrays:
+        keep("erase_at", "erase", "noise_start")
+    layers = []
+    for layer in plan.rand_layers:
+        name, fixed = layer.name, layer.fixed_tables
+        affine = keep(f"{name}.affine_at", f"{name}.affine")
+        tables = keep(f"{name}.table_at", f"{name}.table")
+        blends = keep(f"{name}.blend_at", f"{name}.blend")
+        ends = (0, fixed, fixed + layer.autocontrast, len(tables))
+        counts = [int(tables[low:high].sum()) for low, high in pairwise(ends)]
+        layers.append(
+            replace(
+                layer,
+                affine=int(affine.sum()),
+                fixed_tables=counts[0],
+                autocontrast=counts[1],
+                equalise=counts[2],
+                blends=int(blends.sum()),
+            )
+        )
+    return replace(plan, arrays=arrays, rand_layers=tuple(layers), erased=len(arrays.get("erase_at", ())))

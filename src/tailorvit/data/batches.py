@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from tailorvit.data.augment_batches import (
     join_plans,
     noise_bank,
     parse_randaugment,
+    part_of_plan,
     resized_crop,
     send,
     steps_at_once,
@@ -113,6 +114,24 @@ class TrainBatches:
         self.augment = augment
         self.steps_per_epoch = len(reader.labels) // self.batch
         self._order: tuple[int, Ints] = (-1, np.empty(0, np.int64))
+        self.rows: Ints | None = None  # of every batch, where only a part is wanted
+
+    def only(self, rows: Sequence[int]) -> Self:
+        """From now on these rows of every batch alone, as they are within the whole.
+
+        The rows of the first half are mirrored in the second, as a batch is mixed with its reverse.
+        """
+        self.rows = np.asarray(rows, np.int64)
+        return self
+
+    @property
+    def count(self) -> int:
+        """Images that are made for a step."""
+        return self.batch if self.rows is None else len(self.rows)
+
+    def _own_positions(self, step: int) -> Ints:
+        whole = self._positions(step)
+        return whole if self.rows is None else whole[self.rows]
 
     def _positions(self, step: int) -> Ints:
         epoch, k = divmod(step, self.steps_per_epoch)
@@ -199,7 +218,11 @@ class HostBatches(TrainBatches):
     def _finish(self, step: int, pixels: Tensor) -> Batch:
         y = torch.from_numpy(self.reader.labels[self._positions(step)])
         x, target = self._batch_stage(normalise(pixels, self.reader.mean, self.reader.std), y, self.seed, step)
-        return Batch(x, y, target)
+        return self._kept(Batch(x, y, target))
+
+    def _kept(self, batch: Batch) -> Batch:
+        """The wanted rows of a batch made whole: timm draws for one image after the other."""
+        return batch if self.rows is None else Batch(*(t[torch.from_numpy(self.rows)] for t in batch))
 
     def at(self, step: int) -> Batch:
         """The batch of one step."""
@@ -296,7 +319,8 @@ class PlannedBatches(TrainBatches):
         self.at_once = steps_at_once(self.batch, len(reader.mean), have, reader.size, device)
 
     def _plan(self, step: int) -> Plan:
-        return draw_plan(self._settings, self._positions(step), self.seed, step)
+        plan = draw_plan(self._settings, self._positions(step), self.seed, step)
+        return plan if self.rows is None else part_of_plan(plan, self.rows)
 
     def _plans(self, steps: range) -> Plan:
         return join_plans([self._plan(step) for step in steps])
@@ -441,19 +465,23 @@ class StreamBatches(PlannedBatches):
     ) -> None:
         super().__init__(reader, batch, seed, augment, stored[1:], device)
         self.stored = stored
-        self.pieces = -(-self.batch // PIECE)
-        self._rows = torch.arange(self.batch, device=device)
+
+    @property
+    def pieces(self) -> int:
+        """Pieces that the images of a step are read in."""
+        return -(-self.count // PIECE)
 
     def at(self, step: int) -> Batch:
         """The batch of one step."""
-        return self._make(self._plan(step), self._read(step).to(self.device), self._rows)[0]
+        rows = torch.arange(self.count, device=self.device)
+        return self._make(self._plan(step), self._read(step).to(self.device), rows)[0]
 
     def _read(self, step: int) -> Tensor:
-        return self.reader.read(self._positions(step))
+        return self.reader.read(self._own_positions(step))
 
     def _piece(self, number: int) -> Ints:
         step, part = divmod(number, self.pieces)
-        return self._positions(step)[part * PIECE : (part + 1) * PIECE]
+        return self._own_positions(step)[part * PIECE : (part + 1) * PIECE]
 
     def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
         """The batches ``at(start)`` to ``at(stop - 1)``, read by ``workers`` processes (None: by the spare cores)."""
@@ -561,8 +589,8 @@ class StreamBatches(PlannedBatches):
         steps = range(start, stop)
         for low in range(0, len(steps), self.at_once):
             group = steps[low : low + self.at_once]
-            images = self._pinned((len(group) * self.batch, *self.stored))
-            for into, step in zip(images.split(self.batch), group):
+            images = self._pinned((len(group) * self.count, *self.stored))
+            for into, step in zip(images.split(self.count), group):
                 into.copy_(self._read(step))
             yield StepImages([Piece(_NONE, np.arange(len(images)))], images, [])
 
@@ -581,7 +609,7 @@ class StreamBatches(PlannedBatches):
 
     def _gather(self, coming: Iterator[Any], ring: Pixels, numbers: range, copiers: Executor) -> StepImages:
         """Copy pieces from the cache and from the ring to pinned memory: one buffer, and one per unresized group."""
-        images = self._pinned((len(numbers) // self.pieces * self.batch, *self.stored))
+        images = self._pinned((len(numbers) // self.pieces * self.count, *self.stored))
         pieces, unresized, copies = list[Piece](), list[Tensor](), list[Future[None]]()
         out, image_bytes, end = images.numpy(), prod(self.stored), 0
         for number, (piece, failed) in zip(numbers, coming):

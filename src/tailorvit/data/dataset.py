@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tailorvit.trunks import Trunk
 
 _STATISTICS = 2000  # training images that mean and std are computed from
+_STATISTICS_VALUES = 2**27  # at once, as double precision
 _FORBID = {"extra": "forbid"}  # unknown recipe keys are an error
 
 
@@ -51,6 +52,8 @@ class DataSettings:
         search = USUAL_SHARE if self.search_share is None else self.search_share
         if not (0 < search < 0.9 and 0 < self.test_share < 0.9 and search + self.test_share < 0.95):
             raise TailorError("data.search_share and data.test_share must be above 0 and leave images to train on.")
+        if self.cache < 0:
+            raise TailorError(f"data.cache, in bytes, must be at least 0, not {self.cache}.")
 
 
 class Data:
@@ -108,7 +111,7 @@ class Data:
 
     def split_record(self) -> dict[str, Any]:
         """The splits as plain data; pass it back as ``saved``."""
-        return record(self._recorded, self.fingerprint)
+        return record(self._recorded, self.fingerprint, self._images.files)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, (self.channels, *self.image_size)))
@@ -144,6 +147,17 @@ class Data:
         if not len(after):
             raise TailorError(f"The {split} split holds no readable image.")
 
+    def changed(self) -> str:
+        """A sentence on files that changed since the data were read; empty where none did."""
+        files = self._images.changed()
+        if not files:
+            return ""
+        more = f" and {len(files) - 1} more" if files[1:] else ""
+        return (
+            f"Data changed during the run: '{files[0]}'{more} became another file or went away, "
+            "so the result cannot be made again from these images."
+        )
+
     # -- single images ----------------------------------------------------------------------------------------------
 
     def labels(self, split: str) -> Ints:
@@ -175,8 +189,9 @@ class Data:
         ids = self._splits["train"]
         spaced = ids[np.unique(np.linspace(0, len(ids) - 1, min(len(ids), _STATISTICS)).astype(np.int64))]
         total = torch.zeros(2, self.channels, dtype=torch.float64)
-        for at in range(0, len(spaced), 100):
-            x = centre_crop(self._images.read(spaced[at : at + 100], ids), self.image_size).double() / 255
+        step = min(100, max(1, _STATISTICS_VALUES // math.prod(self._images.stored_shape)))
+        for at in range(0, len(spaced), step):
+            x = centre_crop(self._images.read(spaced[at : at + step], ids), self.image_size).double() / 255
             total += torch.stack([x.mean((2, 3)).sum(0), x.square().mean((2, 3)).sum(0)])
         mean, square = total / len(spaced)
         std = (square - mean.square()).clamp_min(0).sqrt()
@@ -290,8 +305,8 @@ def open_data(
     ``limit`` keeps at most that many images per split, spread over the classes. Without a ``search_share`` the number
     of images decides it.
     """
-    if limit is not None and limit < 1:
-        raise TailorError(f"The limit on images must be at least 1, not {limit}.")
+    if limit is not None and limit < 2:  # of one image, whose class is the only one, 100 % are always right
+        raise TailorError(f"The limit on images must be at least 2, not {limit}.")
     size = None if image_size is None else checked_size(image_size)
     images = read_source(source)
     if saved is None and earlier is not None and earlier.get("fingerprint") == images.fingerprint:
@@ -299,9 +314,9 @@ def open_data(
     if saved is None:
         splits = make_splits(images.labels, images.origin, images.classes, seed, search_share, test_share)
     else:
-        splits = restore(saved, images.fingerprint, len(images.labels))
-    images.notes += missing_classes(splits, images.labels, images.classes)
+        splits = restore(saved, images.fingerprint, len(images.labels), images.files)
     if limit is not None:
         splits = {s: balanced_subset(ids, images.labels, limit, seed, s) for s, ids in splits.items()}
+    images.notes += missing_classes(splits, images.labels, images.classes)
     images.prepare(size, sum(map(len, splits.values())), cache_bytes)
     return Data(source, images, splits)

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from tailorvit.data.resize import Span, pillow_vertical_first, pixel_range, source_spans
-from tailorvit.data.splits import Ints
+from tailorvit.data.splits import Files, Ints
 from tailorvit.errors import TailorError
+from tailorvit.memory import require_memory
 from tailorvit.portable import (
     MARGIN,
     Pixels,
@@ -210,7 +211,8 @@ class ImageSet:
 
     ``labels`` are class numbers into ``classes``. ``origin`` says for each image which part of the data it came from:
     "all", or "train", "val" and "test". The fingerprint changes when the data does. ``skipped`` are (name, reason) of
-    images left out, ``notes`` are sentences about the data for the user.
+    images left out, ``notes`` are sentences about the data for the user. ``files`` are the images' names below the
+    data's folder with their bytes, where they are files.
     """
 
     def __init__(
@@ -223,6 +225,7 @@ class ImageSet:
         names: Sequence[str] | None = None,
         skipped: Iterable[tuple[str, str]] = (),
         notes: Iterable[str] = (),
+        files: Files | None = None,
     ) -> None:
         self.classes = tuple(classes)
         self.labels = labels
@@ -230,6 +233,7 @@ class ImageSet:
         self.fingerprint = fingerprint
         self.channels = channels
         self.names = names
+        self.files = files
         self.skipped = list(skipped)
         self.notes = list(notes)
         self.failed: dict[str, str] = {}
@@ -266,6 +270,17 @@ class ImageSet:
         """What streamed batches need to leave the resize of files to the device; None for arrays."""
         return None
 
+    def changed(self) -> list[str]:
+        """The files that are gone or of another size since the set was read."""
+        found = []
+        for path, (name, size) in zip(self.names or (), self.files or ()):
+            try:
+                same = Path(path).stat().st_size == size
+            except OSError:
+                same = False
+            found += [] if same else [name]
+        return found
+
 
 class ArrayImageSet(ImageSet):
     """Images that came as one array."""
@@ -286,7 +301,10 @@ class ArrayImageSet(ImageSet):
         self.size = size or own
         if self.size == own:
             return
-        out = np.empty((*self.images.shape[:2], *self.size), np.uint8)
+        shape = (*self.images.shape[:2], *self.size)
+        what = f"Resizing {shape[0]:,} images to {self.size[0]}x{self.size[1]} px"
+        require_memory(math.prod(shape), what, "set data.image_size lower")
+        out = np.empty(shape, np.uint8)
         for i, pixels in enumerate(self.images):
             array = np.asarray(fit(to_image(pixels), self.size))
             out[i] = array if array.ndim == 2 else array.transpose(2, 0, 1)
@@ -334,6 +352,7 @@ class LazyImageSet(ImageSet):
         self.margin = MARGIN if self.short_side >= min(stored_size(size, MARGIN)) else 1.0
         height, width = stored_size(size, self.margin)
         self.shape = (self.channels, height, width)
+        require_memory(math.prod(self.shape), f"One image of {height}x{width} px", "set data.image_size lower")
         rows = cache_bytes // math.prod(self.shape)
         self.load_all = total <= rows
         self.cache = ImageCache(len(self.labels), self.shape, min(total, rows))

@@ -333,7 +333,9 @@ def _read_cifar(path: str) -> ImageSet:
         raise TailorError(f"'{folder}' holds CIFAR training batches but no {test.name}.")
     parts = {part: _cifar_records(files, 1 if ten else 2) for part, files in (("train", train), ("test", [test]))}
     names = folder / ("batches.meta.txt" if ten else "fine_label_names.txt")
-    return from_arrays(parts, f"'{folder}'", names.read_text().split() if names.is_file() else None)
+    return from_arrays(
+        parts, f"'{folder}'", names.read_text("utf-8", "surrogateescape").split() if names.is_file() else None
+    )
 
 
 def _cifar_records(files: list[Path], label_bytes: int) -> tuple[Array, Array]:
@@ -436,8 +438,9 @@ def _read_folder(path: str) -> LazyImageSet:
     files = [paths[i] for i in good]
     labels = np.asarray([number[n] for n in names], dtype=np.int64)[good]
     digest = hashlib.sha256()
-    for file, index, label in zip(files, good, labels.tolist()):
-        digest.update(f"{file.relative_to(root).as_posix()}\0{headers[index].bytes}\0{classes[label]}\n".encode())
+    sizes = [(file.relative_to(root).as_posix(), headers[i].bytes) for file, i in zip(files, good)]
+    for (name, size), label in zip(sizes, labels.tolist()):
+        digest.update(os.fsencode(f"{name}\0{size}\0{classes[label]}\n"))
     visible = [headers[i] for i in good if origin[i] != "test"]  # the test folder decides nothing
 
     def opener(index: int) -> Image.Image:
@@ -453,6 +456,7 @@ def _read_folder(path: str) -> LazyImageSet:
         fingerprint=digest.hexdigest(),
         channels=1 if all(h.grey for h in visible) else 3,
         names=[str(p) for p in files],
+        files=sizes,
         notes=_folder_notes(root, parts),
         skipped=skipped,
     )

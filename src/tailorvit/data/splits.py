@@ -98,35 +98,62 @@ def make_splits(
 def missing_classes(splits: Mapping[str, Ints], labels: Ints, classes: Sequence[str]) -> list[str]:
     """A sentence for each of the search and test splits that lacks images of some class."""
     sentences = []
-    for split, what in (("search", "the search"), ("test", "the test accuracy")):
+    parts = {"train": "no network can learn it", "search": "the search", "test": "the test accuracy"}
+    for split, what in parts.items():
         missing = [classes[i] for i in np.setdiff1d(np.arange(len(classes)), labels[splits[split]])]
         if missing:
             names = ", ".join(f"'{m}'" for m in missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-            sentences.append(f"The {split} split has no image of {names}, so {what} does not take it into account.")
+            so = what if split == "train" else f"{what} does not take it into account"
+            sentences.append(f"The {split} split has no image of {names}, so {so}.")
     return sentences
 
 
-def restore(saved: Mapping[str, Any], fingerprint: str, total: int) -> dict[str, Ints]:
-    """Splits from a stored record; refused when the data has changed since."""
-    if set(saved) != {*SPLITS, "fingerprint"}:
+Files = Sequence[tuple[str, int]]  # names below the data's folder, and their bytes, in the order of the images
+
+
+def restore(saved: Mapping[str, Any], fingerprint: str, total: int, files: Files | None = None) -> dict[str, Ints]:
+    """Splits from a stored record; refused when the data has changed since, with the file where it is known."""
+    if set(saved) - {"files"} != {*SPLITS, "fingerprint"}:
         raise TailorError(
             f"A split record holds {', '.join(SPLITS)} and fingerprint, not {', '.join(map(str, saved))}."
         )
     if saved["fingerprint"] != fingerprint:
+        what = "" if files is None else _change(saved, files)
         raise TailorError(
-            f"The data changed since its splits were made: fingerprint {fingerprint[:12]}, "
+            f"The data changed since its splits were made: {what}fingerprint {fingerprint[:12]}, "
             f"recorded {str(saved['fingerprint'])[:12]}."
         )
-    splits = {s: np.asarray(saved[s], dtype=np.int64).reshape(-1) for s in SPLITS}
+    try:
+        splits = {s: np.asarray(saved[s], dtype=np.int64).reshape(-1) for s in SPLITS}
+    except (TypeError, ValueError, OverflowError):
+        raise TailorError("The split record is damaged: its indices are not whole numbers.") from None
     ids = np.concatenate(list(splits.values()))
     if len(np.unique(ids)) < len(ids) or (len(ids) and not 0 <= ids.min() <= ids.max() < total):
         raise TailorError(f"The split record does not fit the data: its indices repeat or leave 0..{total - 1}.")
     return splits
 
 
-def record(splits: Mapping[str, Ints], fingerprint: str) -> dict[str, Any]:
-    """Splits as plain data, which :func:`restore` reads."""
-    return {**{s: splits[s].tolist() for s in SPLITS}, "fingerprint": fingerprint}
+def _change(saved: Mapping[str, Any], files: Files) -> str:
+    """The first file that is gone, new or of another size, and how many more; empty for records without names."""
+    try:
+        before = {str(name): int(size) for part in saved["files"].values() for name, size in part.items()}
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return ""
+    now = dict(files)
+    changes = [f"'{name}' is gone" for name in before if name not in now]
+    changes += [f"'{name}' is new" for name in now if name not in before]
+    sizes = ((name, before[name], now[name]) for name in before if name in now)
+    changes += [f"'{name}' has {there:,} bytes instead of {was:,}" for name, was, there in sizes if was != there]
+    if not changes:
+        return ""
+    more = f" and {len(changes) - 1} more" if changes[1:] else ""
+    return f"{changes[0]}{more}; "
+
+
+def record(splits: Mapping[str, Ints], fingerprint: str, files: Files | None = None) -> dict[str, Any]:
+    """Splits as plain data, which :func:`restore` reads: indices, and for files their names and bytes."""
+    named = {} if files is None else {"files": {s: dict(files[i] for i in splits[s]) for s in SPLITS}}
+    return {**{s: splits[s].tolist() for s in SPLITS}, "fingerprint": fingerprint, **named}
 
 
 def balanced_subset(ids: Ints, labels: Ints, limit: int, seed: int, split: str) -> Ints:

@@ -28,6 +28,7 @@ from tailorvit.data.splits import Ints
 from tailorvit.errors import TailorError
 from tailorvit.rng import generator
 from tailorvit.runs.atomic import write_json
+from tailorvit.texts import read_json
 from tailorvit.trunks import Trunk
 
 PLAIN, MIRROR = "plain", "mirror"  # variants of an image that are cached
@@ -71,7 +72,7 @@ class FeatureCache:
         """Start again where the folder's contents do not match its name; returns a warning if so."""
         path = self.folder / FACTS
         try:
-            same = json.loads(path.read_text(encoding="utf-8")) == self.facts
+            same = read_json(path) == self.facts
         except FileNotFoundError:
             same = not any(self.folder.glob("*.f16"))
         except ValueError:
@@ -391,4 +392,4 @@ class FeatureBatches(HostBatches):
     def _finish(self, step: int, pixels: Tensor) -> Batch:
         y = torch.from_numpy(self.reader.labels[self._positions(step)])
         x, target = self._batch_stage(pixels.float(), y, self.seed, step)
-        return Batch(x, y, target)
+        return self._kept(Batch(x, y, target))

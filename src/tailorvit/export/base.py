@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from tailorvit.errors import TailorError
 from tailorvit.export.network import Card, Network
+from tailorvit.texts import read_table, read_toml
 
 if TYPE_CHECKING:
     from tailorvit.data import Data
@@ -82,9 +81,8 @@ def _run_data(folder: Path, source: str | None) -> Data:
     from tailorvit.data import open_data
     from tailorvit.data.sources import source_of_run
 
-    recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
-    saved = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
-    info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
+    recipe = read_toml(folder / "recipe.toml")
+    saved, info = (read_table(folder / name) for name in ("splits.json", "info.json"))
     settings: dict[str, Any] = recipe["data"]
     size = settings.get("image_size")
     return open_data(
@@ -223,7 +221,7 @@ def require_free(out: Path) -> None:
     except OSError as error:  # a name too long, a folder that may not be listed
         raise TailorError(f"Cannot write to '{out}': {error.strerror}.") from None
     try:
-        ours = {*json.loads((out / MARK).read_text(encoding="utf-8"))["files"], MARK}
+        ours = {*read_table(out / MARK)["files"], MARK}
     except (OSError, LookupError, TypeError, ValueError):
         ours = set()
     # Folders of older versions hold Python source, and Python writes __pycache__ beside it.

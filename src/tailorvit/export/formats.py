@@ -15,6 +15,7 @@ import torch
 from tailorvit import units
 from tailorvit.export.base import Exporter, Job, compared, fresh_logits
 from tailorvit.export.network import PREFIX, Card, document, load, save_network, weights
+from tailorvit.texts import read_table
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -108,7 +109,7 @@ def write_timm(job: Job) -> dict[str, Any]:
     (job.out / "model.safetensors").write_bytes(weights(model))
     _write_json(job.out / "config.json", timm_config(job))
     _write_json(job.out / "network.json", document(model, card))
-    (job.out / "README.md").write_text(model_card(job, "timm"), encoding="utf-8")
+    (job.out / "README.md").write_text(model_card(job, "timm"), encoding="utf-8", errors="backslashreplace")
     found = compared(job.expected, fresh_logits(_LOAD_TIMM, job.out, job.x)) if job.check else {}
     return {**found, "notes": [_TIMM_NOTE]}
 
@@ -143,7 +144,7 @@ def write_hf(job: Job) -> dict[str, Any]:
     _write_json(job.out / "config.json", hf_config(job))
     _write_json(job.out / "preprocessor_config.json", processor)
     _write_json(job.out / "network.json", network_json)
-    (job.out / "README.md").write_text(model_card(job, "transformers"), encoding="utf-8")
+    (job.out / "README.md").write_text(model_card(job, "transformers"), encoding="utf-8", errors="backslashreplace")
     if not job.check:
         return {}
     if find_spec("transformers") is None:
@@ -189,10 +190,9 @@ def escaped(text: object) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object of the run; empty where it cannot be read, since a card holds whatever is known."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return read_table(path)
     except (OSError, ValueError):
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def data_name(source: str) -> str:

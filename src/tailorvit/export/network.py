@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,16 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailorvit.arch import Arch
+from tailorvit.arch import Arch, require_blocks
 from tailorvit.errors import TailorError
 from tailorvit.families import plain_class
+from tailorvit.families.assemble import assemble
 from tailorvit.portable import Preprocessing, image_list, prepare
+from tailorvit.tensors import read_safetensors, require_finite
+from tailorvit.texts import read_table
 
 if TYPE_CHECKING:
     from tailorvit.portable import Source
 
 FORMAT = 1
 WEIGHTS = ("network.safetensors", "model.safetensors")  # a run's own name, and the one timm and Hugging Face look for
+CHECKSUM = "sha256"  # of network.safetensors, in network.json
 PREFIX = "network."  # before every name in a Hugging Face folder, whose model contains ours
 BATCH = 64
 
@@ -119,8 +124,10 @@ def save_network(folder: Path, model: nn.Module, card: Card) -> None:
     from tailorvit.runs.atomic import write_bytes
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / "network.safetensors", weights(model))
-    write_bytes(folder / "network.json", json.dumps(document(model, card), indent=1).encode())
+    held = weights(model)
+    card_text = json.dumps({**document(model, card), CHECKSUM: hashlib.sha256(held).hexdigest()}, indent=1)
+    write_bytes(folder / WEIGHTS[0], held)
+    write_bytes(folder / "network.json", card_text.encode())
 
 
 def network_folder(folder: str | Path) -> Path:
@@ -143,26 +150,49 @@ def network_folder(folder: str | Path) -> Path:
 
 def load(folder: str | Path) -> Network:
     """The network of a run folder, or of a folder that holds ``network.json`` and its weights."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     place = network_folder(folder)
     try:
-        data = json.loads((place / "network.json").read_text(encoding="utf-8"))
+        data = read_table(place / "network.json")
+        if data.get("format") != FORMAT:
+            raise ValueError(f"its format is {data.get('format')!r}, and this version reads {FORMAT}")
         card = Card.from_dict(data)
-        state = load_file(next((place / n for n in WEIGHTS if (place / n).is_file()), place / WEIGHTS[0]))
-        model = _build(data.get("plain"), card)
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+        file = next((place / n for n in WEIGHTS if (place / n).is_file()), place / WEIGHTS[0])
+        _require_same(file, data)
+        state = {k.removeprefix(PREFIX): v for k, v in read_safetensors(file).items()}
+        require_blocks(data["plain"]["settings"] if data.get("plain") else card.arch)
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TailorError(f"The network in '{folder}' cannot be read: {error}.") from None
+    require_finite(state, f"The network in '{folder}'")
+
+    def make() -> nn.Module:
+        try:
+            return _build(data.get("plain"), card)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise TailorError(f"The network in '{folder}' cannot be read: {error}.") from None
+
     try:
-        model.load_state_dict({k.removeprefix(PREFIX): v for k, v in state.items()})
-    except RuntimeError:
+        model = assemble(make, state)
+        if any(state[k].shape != v.shape for k, v in model.state_dict().items()):
+            raise ValueError("another shape")
+    except TailorError:
+        raise
+    except (LookupError, ValueError, RuntimeError, MemoryError):
         raise TailorError(f"The weights in '{place}' do not belong to the architecture in network.json.") from None
     if len(card.classes) != model.num_classes:
         raise TailorError(
             f"The network in '{folder}' has {model.num_classes} classes but names {len(card.classes)} of them."
         )
     return Network(model, card).eval()
+
+
+def _require_same(file: Path, card: Mapping[str, Any]) -> None:
+    """Refuse weights other than those the card was written with; older cards hold no checksum."""
+    if (known := card.get(CHECKSUM)) is None or file.name != WEIGHTS[0]:
+        return
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != known:
+        raise ValueError(f"{file.name} has the checksum {found[:12]}, and network.json says {str(known)[:12]}")
 
 
 def _build(plain: Mapping[str, Any] | None, card: Card) -> nn.Module:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from tailorvit.arch import Arch
 from tailorvit.costs.limits import Limits
@@ -25,6 +27,8 @@ from tailorvit.families import FAMILIES, family
 from tailorvit.families.base import around
 from tailorvit.methods import Method
 from tailorvit.methods.first_space import data_settings, largest_of_row
+from tailorvit.methods.session import load_weights
+from tailorvit.methods.team import spread
 from tailorvit.rng import seed_everything
 from tailorvit.search import Candidate
 from tailorvit.space import Space
@@ -219,13 +223,12 @@ class Contest:
         self._forget(leader.weights)
         number, tried = len(self.rounds), list[int]()
         rates = [factor * self.session.config.final.train.lr for factor in RATES]
-        for rate in rates[1:3]:
-            tried.append(self._fresh(replace(leader.entry, lr=rate), leader.full, "learning rate", number))
+        tried += self._fresh([replace(leader.entry, lr=r) for r in rates[1:3]], leader.full, "learning rate", number)
         half, whole = (self.standings[n].correct for n in tried)
         gap = paired_difference(half, whole, ERRORS)
         if gap.clear:
             beyond = rates[0] if gap.difference > 0 else rates[3]
-            tried.append(self._fresh(replace(leader.entry, lr=beyond), leader.full, "learning rate", number))
+            tried += self._fresh([replace(leader.entry, lr=beyond)], leader.full, "learning rate", number)
         best = self._ranked(tried)[0]
         self._end(number, "learning rate", tried, [best])
         return best
@@ -241,7 +244,7 @@ class Contest:
         number, tried = len(self.rounds), [best]
         first.rounds.append({**first.rounds[-1], "rung": number, "seconds": 0.0})  # the lowest step, trained already
         for name in LADDER[1:]:
-            tried.append(self._fresh(replace(first.entry, augment=name), first.full, "augmentation", number))
+            tried += self._fresh([replace(first.entry, augment=name)], first.full, "augmentation", number)
             top = self.standings[self._ranked(tried)[0]].correct
             worse = [paired_difference(top, self.standings[n].correct, ERRORS).clear for n in tried]
             if worse[-1]:
@@ -304,9 +307,7 @@ class Contest:
     def ask(self, what: str, numbers: list[int], count: int) -> list[int]:
         """One round: train these on and keep the best, the best first."""
         number, first_round = len(self.rounds), what == next(iter(CUTS))
-        for done, n in enumerate(numbers, 1):
-            self._train(n, what, number)
-            self.session.progress.step(f"contest, {what}", done, len(numbers), {"accuracy": self.standings[n].accuracy})
+        self._train(numbers, what, number)
         ranked = self._ranked(numbers)
         kept = (self._first_cut(ranked) if first_round else ranked)[:count]
         self._end(number, what, numbers, kept)
@@ -339,27 +340,39 @@ class Contest:
         leaders = [n for i, n in enumerate(ranked) if names[i] not in names[:i]]
         return [*leaders, *(n for n in ranked if n not in leaders)]
 
-    def _train(self, n: int, what: str, number: int) -> None:
-        """Train entry n on for one round, or read how it went where that is stored."""
-        session, standing = self.session.for_space(self.standings[n].entry.space), self.standings[n]
-        epochs = standing.length(what)
-        stage, known = f"contest-{number}-{n}", self.session.run.result(f"contest-{number}-{n}")
-        if known is None or "correct" not in known:
-            settings = contest_training(session.config.final.train, standing.entry, epochs)
-            seed_everything(session.seed, "init", "plain")
-            model = session.build(standing.entry.arch, settings.drop_path)
-            if standing.weights is not None:
-                session.read_weights(model, standing.weights)
-            model = session.fit(model, Fixed(), settings, stage, stream=f"contest-{number}")
-            correct = hits(model, session.search_batches(), session.device)
-            known = {
-                "accuracy": 100 * float(correct.mean()),
-                "images": len(correct),
-                "correct": np.packbits(correct).tobytes().hex(),
-            }
-            trial = session.trial(Candidate(standing.entry.arch, "contest"), known["accuracy"], number)
+    def _train(self, numbers: Sequence[int], what: str, number: int) -> None:
+        """Train entries on for one round, or read how it went where that is stored; each by a process that is free."""
+        session, results = self.session, dict[int, dict[str, Any]]()
+        for n in numbers:
+            known = session.run.result(f"contest-{number}-{n}")
+            if known is not None and "correct" in known:
+                results[n] = known
+        todo, left = [n for n in numbers if n not in results], len(numbers)
+
+        def done(i: int, known: dict[str, Any]) -> None:
+            stage, entry = f"contest-{number}-{todo[i]}", self.standings[todo[i]].entry
+            results[todo[i]] = known
+            trial = session.for_space(entry.space).trial(Candidate(entry.arch, "contest"), known["accuracy"], number)
             session.run.record_trials(stage, [vars(trial)])
             session.run.finish(stage, known)
+            at = left - len(todo) + i + 1
+            session.progress.step(f"contest, {what}", at, left, {"accuracy": known["accuracy"]})
+
+        items = []
+        for n in todo:
+            standing, stage = self.standings[n], f"contest-{number}-{n}"
+            weights = None if standing.weights is None else session.stored_weights(standing.weights)
+            items.append((standing.entry, standing.length(what), stage, f"contest-{number}", weights))
+        # A single entry is trained by all processes together; of several, each by one.
+        one = partial(train_entry, session.sharing(session.shared and len(items) == 1))
+        spread(session, one, entries_trained, (), items, done)
+        for n in numbers:
+            self._note(n, what, number, results[n])
+
+    def _note(self, n: int, what: str, number: int, known: Mapping[str, Any]) -> None:
+        """Note how entry n did in a round."""
+        session, standing, stage = self.session, self.standings[n], f"contest-{number}-{n}"
+        epochs = standing.length(what)
         bits = np.frombuffer(bytes.fromhex(known["correct"]), dtype=np.uint8)
         standing.correct = np.unpackbits(bits)[: known["images"]].astype(bool)
         self._forget(standing.weights)
@@ -376,12 +389,13 @@ class Contest:
             }
         )
 
-    def _fresh(self, entry: Entry, full: int, what: str, number: int) -> int:
-        """A new entry, trained for one round."""
-        self.standings.append(Standing(entry, full))
-        self._train(len(self.standings) - 1, what, number)
-        self.session.progress.step(f"contest, {what}", 1, 1, {"accuracy": self.standings[-1].accuracy})
-        return len(self.standings) - 1
+    def _fresh(self, entries: Sequence[Entry], full: int, what: str, number: int) -> list[int]:
+        """New entries, trained for one round."""
+        first = len(self.standings)
+        self.standings += [Standing(entry, full) for entry in entries]
+        numbers = list(range(first, len(self.standings)))
+        self._train(numbers, what, number)
+        return numbers
 
     def _forget(self, weights: str | None) -> None:
         """Delete weights nobody goes on with."""
@@ -438,6 +452,31 @@ def _others(entry: Entry, what: str) -> tuple[Any, ...]:
 def _span(epochs: Sequence[int]) -> str:
     low, high = min(epochs), max(epochs)
     return str(low) if low == high else f"{low} to {high}"
+
+
+def train_entry(
+    session: Session, entry: Entry, epochs: int, stage: str, stream: str, weights: Mapping[str, Tensor] | None
+) -> dict[str, Any]:
+    """Train an entry for one round, from weights if it has some: how many and which search images it gets right."""
+    own = session.for_space(entry.space)
+    settings = contest_training(own.config.final.train, entry, epochs)
+    seed_everything(own.seed, "init", "plain")
+    model = own.build(entry.arch, settings.drop_path)
+    if weights is not None:
+        load_weights(model, weights)
+    model = own.fit(model, Fixed(), settings, stage, stream=stream)
+    own.require_weights(stage)  # the next round begins with them
+    correct = hits(model, own.search_batches(), own.device)
+    return {
+        "accuracy": 100 * float(correct.mean()),
+        "images": len(correct),
+        "correct": np.packbits(correct).tobytes().hex(),
+    }
+
+
+def entries_trained(session: Session) -> Callable[..., dict[str, Any]]:
+    """What trains entries in another process."""
+    return partial(train_entry, session)
 
 
 def contest_training(final: TrainSettings, entry: Entry, epochs: int) -> TrainSettings:

@@ -6,7 +6,6 @@ Holds the papers' settings (PRESETS), the starting network with what it becomes 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from tailorvit.runs import Run
 from tailorvit.runs.atomic import write_bytes
 from tailorvit.search import Candidate
 from tailorvit.space import Space
+from tailorvit.texts import read_table
 from tailorvit.train import accuracy
 
 if TYPE_CHECKING:
@@ -262,10 +262,9 @@ def earlier_splits(config: Config) -> dict[str, Any] | None:
     folder = Path(config.start.network).expanduser()
     for place in (folder, folder.parent, folder.parent.parent):  # a run, the network inside it, an export of it
         try:
-            found = json.loads((place / "splits.json").read_text(encoding="utf-8"))
+            return read_table(place / "splits.json")
         except (OSError, ValueError):
             continue
-        return found if isinstance(found, dict) else None
     return None
 
 

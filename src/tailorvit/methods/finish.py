@@ -111,7 +111,7 @@ def finish(
         "final_search_accuracy": chosen.search_accuracy,
         "test_accuracy": tested[chosen.name],
         "candidates": [_candidate_facts(session, f, tested[f.name], f is chosen) for f in finished],
-        "baseline": None if baseline is None else _baseline_facts(session, baseline, tested[baseline.name]),
+        "baseline": None if baseline is None else _baseline_facts(session, baseline, tested[baseline.name], supernet),
         "peers": peer_facts(session, peers, test, answers[chosen.name]),
         "final": session.config.final.how if supernet is not None else "retrain",
         "settings": settings,
@@ -254,12 +254,8 @@ def baseline_training(session: Session, supernet: Supernet | None) -> TrainSetti
 
 def _open_test_split(session: Session) -> None:
     """Open the test split, after the choice; say which of its images cannot be read."""
-    before = len(session.data.skipped)
     session.data.unseal_test("final figures")
-    late = session.data.skipped[before:]
-    if late:
-        text = f"{len(late)} unreadable test image(s) were skipped, the first: {late[0][0]}."
-        session.log("skipped", text, files=[{"path": path, "reason": why} for path, why in late])
+    session.note_skipped()
 
 
 # -- facts of result.json ---------------------------------------------------------------------------------------------
@@ -284,13 +280,13 @@ def _candidate_facts(session: Session, finished: Finished, test: float, chosen: 
     }
 
 
-def _baseline_facts(session: Session, baseline: Finished, test: float) -> dict[str, Any]:
+def _baseline_facts(session: Session, baseline: Finished, test: float, supernet: Supernet | None) -> dict[str, Any]:
     return {
         "arch": baseline.arch.to_dict(),
         **_costs(session, baseline.arch),
         "final_search_accuracy": baseline.search_accuracy,
         "test_accuracy": test,
-        "epochs": session.run.epochs("baseline")[-1]["epoch"],
+        "epochs": baseline_training(session, supernet).epochs,
     }
 
 

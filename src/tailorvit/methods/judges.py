@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from tailorvit.arch import Arch
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import TailorError, unknown
+from tailorvit.methods.team import spread
 from tailorvit.rng import derive, generator, seed_everything
 from tailorvit.search import Candidate
 from tailorvit.seek.slopes import POINTS, Accuracies, Floats, Scale
@@ -159,6 +161,11 @@ def trained_accuracy(session: Session, arch: Arch, settings: TrainSettings, stag
     return session.search_accuracy(model)
 
 
+def _members(session: Session) -> Callable[[Arch, TrainSettings, str], float]:
+    """What trains architectures in another process."""
+    return partial(trained_accuracy, session)
+
+
 def _by_training(session: Session, stage: str, source: str) -> Judge:
     epochs = session.config.seek.train_epochs
     settings = short_training(session.config.train, epochs)
@@ -169,15 +176,18 @@ def _by_training(session: Session, stage: str, source: str) -> Judge:
         def accuracies(archs: Sequence[Arch]) -> list[float]:
             known = {a: run.accuracy(name, a) for a in archs}
             todo = [a for a, percent in known.items() if percent is None]
+
+            def record(i: int, percent: float) -> None:
+                run.record_trials(name, [vars(session.trial(Candidate(todo[i], source), percent, 0))])
+                known[todo[i]] = percent
+                session.progress.step(name, i + 1, len(todo), {})
+
             session.log_once(
                 "seek", f"{name}: {len(known)} architectures are trained from scratch, {epochs} epoch(s) each."
             )
             with session.timed(name):
-                for done, arch in enumerate(todo, 1):
-                    percent = trained_accuracy(session, arch, settings, name)
-                    run.record_trials(name, [vars(session.trial(Candidate(arch, source), percent, 0))])
-                    known[arch] = percent
-                    session.progress.step(name, done, len(todo), {})
+                items = [(arch, settings, name) for arch in todo]
+                spread(session, partial(trained_accuracy, session), _members, (), items, record)
             return [float(known[a] or 0.0) for a in archs]
 
         return accuracies

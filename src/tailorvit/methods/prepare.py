@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tailorvit import units
+from tailorvit import ranks, units
 from tailorvit.arch import Arch
+from tailorvit.costs.count import Counter
 from tailorvit.costs.limits import COUNTED
 from tailorvit.costs.meter import Meter
+from tailorvit.costs.need import step_bytes
 from tailorvit.data import Data, open_data
 from tailorvit.errors import TailorError
 from tailorvit.families import family, with_settings
 from tailorvit.families.base import around
+from tailorvit.memory import require_memory, usable_device
 from tailorvit.methods import METHODS
 from tailorvit.methods.contest import AUTO, Entry, first_entries
 from tailorvit.methods.feasibility import limits_to_check, require_feasible
@@ -28,6 +31,7 @@ from tailorvit.methods.schedule import DEFAULTS as DEFAULT_SECONDS
 from tailorvit.methods.session import Plan
 from tailorvit.methods.tailor import PretrainedStart, require_cuts
 from tailorvit.methods.trunk import tower_of, trunk_data
+from tailorvit.registry import HOME
 from tailorvit.search import SEARCHERS
 from tailorvit.space import Space
 from tailorvit.train.settings import TrainSettings
@@ -35,6 +39,7 @@ from tailorvit.train.settings import TrainSettings
 if TYPE_CHECKING:
     from tailorvit.config import Config
 
+STARTED = ("tailor", "finetune")  # methods that begin with the network of [start]
 Start = StartingNetwork | PretrainedStart
 SMALL_STEP = (
     2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
@@ -44,6 +49,11 @@ SMALL_STEP = (
 def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: Start | None = None) -> Plan:
     """Check names, device, data, space and limits, and resolve them. A resumed run brings its stored splits."""
     METHODS[config.method]
+    if config.start.network and METHODS.origin(config.method) == HOME and config.method not in STARTED:
+        raise TailorError(
+            f"start.network is '{config.start.network}', but method '{config.method}' starts from no network; "
+            f"methods that do: {', '.join(STARTED)}."
+        )
     if config.family != AUTO:
         family(config.family)
     _require_packages(config)
@@ -62,6 +72,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     else:
         space, arch = _first_space(config, data, start, device)
     space = space_of_released(config, data, space, resumed=saved_splits is not None)
+    _require_memory(config, space, device)
     if saved_splits is None:  # a resumed run was checked; measuring a latency again could refuse it
         meter = Meter.for_space(space, limits_to_check(config, limits), device=device)
         require_feasible(config, space, meter, arch)
@@ -77,6 +88,16 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     return Plan(config, data, space, limits, device, start, tuple(entries))
 
 
+def _require_memory(config: Config, space: Space, device: str) -> None:
+    """Say before training that a step of the largest network cannot fit."""
+    counter, batch = Counter(space.family, dict(space.settings)), config.train.batch
+    high, wide = counter.shared.image_size
+    what = f"A training step on {batch} images of {high}x{wide} px"
+    half = config.train.precision == "bf16" and torch.device(device).type == "cuda"
+    need = step_bytes(counter, space.hull(), batch, training=True, width=2 if half else 4)
+    require_memory(need, what, "set data.image_size, train.batch or the limit on parameters lower", device)
+
+
 def holds_contest(config: Config) -> bool:
     """Whether a contest decides on family, shape and training before anything else."""
     return config.method == "contest" or (config.family == AUTO and _searches(config))
@@ -85,11 +106,11 @@ def holds_contest(config: Config) -> bool:
 def _with_device_settings(config: Config, data: Data, device: str) -> Config:
     """What follows from device and data where the recipe leaves it open: precision, batch, memory for images, time."""
     cuda = torch.device(device).type == "cuda"
-    if not holds_contest(config):
+    if not holds_contest(config) and config.method != "tailor":
         if config.seconds() is not None:
             raise TailorError(
-                f"A budget of time is planned for a contest (method contest, or family auto), not for method "
-                f"'{config.method}' with family '{config.family}': set epochs instead."
+                f"A budget of time is planned for a contest (method contest, or family auto) and for method tailor, "
+                f"not for method '{config.method}' with family '{config.family}': set epochs instead."
             )
         config = replace(config, time=None)
     if config.time == AUTO:
@@ -122,16 +143,15 @@ def _require_packages(config: Config) -> None:
             raise TailorError(f"{what} needs the package {module}: pip install '{requirement}'.")
 
 
-def usable_device(name: str) -> str:
-    """The device a run uses: a GPU where there is one for ``auto``; an error for one that cannot be used."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise TailorError(f"Device '{name}' cannot be used here ({reason}); try --set device=cpu.") from None
-    return name
+def several_gpus(device: str) -> str | None:
+    """How to use all GPUs of a machine, where a run has one of several."""
+    count = torch.cuda.device_count() if device == "cuda" and ranks.world() == 1 else 1
+    if count < 2:
+        return None
+    return (
+        f"This machine has {count} GPUs and the run uses one: `torchrun --nproc-per-node {count} -m tailorvit` in "
+        "place of `tailorvit` uses all (docs/distributed.md)."
+    )
 
 
 def _read_data(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from tailorvit import units
 from tailorvit.errors import TailorError
 from tailorvit.methods.contest import CUTS, SHARES, Entry, Standing, contest_training
 from tailorvit.rng import seed_everything
-from tailorvit.train import Fixed, Sink
+from tailorvit.train import Fixed, Rule, Sink, Teacher, TrainSettings
 from tailorvit.train.loop import Trainer
 
 if TYPE_CHECKING:
@@ -30,38 +31,53 @@ STEPS = 400  # lengths of the final training that a plan tries
 WARM, TIMED, PATIENCE = 3, 30, 2.0  # steps before the clock starts, steps timed, seconds after which fewer will do
 
 
+class TooShortError(TailorError):
+    """A budget of time that not even the shortest run keeps."""
+
+
 def measure(session: Session, entry: Entry) -> dict[str, float]:
     """Seconds of an epoch, seconds before the first one, and bytes of device memory, from a few steps of training."""
     own = session.for_space(entry.space)
     settings = contest_training(own.config.final.train, entry, 1)
     seed_everything(own.seed, "init", "plain")
-    cuda = torch.device(own.device).type == "cuda"
+    return pace(own, lambda: own.build(entry.arch, settings.drop_path), settings, "contest-0")
+
+
+def pace(
+    session: Session,
+    build: Callable[[], nn.Module],
+    settings: TrainSettings,
+    stream: str,
+    rule: Rule | None = None,
+    teacher: Teacher | None = None,
+) -> dict[str, float]:
+    """The same of any training."""
+    cuda = torch.device(session.device).type == "cuda"
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     begin = time.monotonic()
-    batches = own.train_batches(settings, "contest-0")
-    model = own.build(entry.arch, settings.drop_path)
-    trainer = Trainer(model, batches, Fixed(), settings, 0, Sink(), None, own.device)
-    started, steps = begin, 0
+    batches = session.train_batches(settings, stream)
+    trainer = Trainer(build(), batches, rule or Fixed(), settings, 0, Sink(), None, session.device, teacher)
+    first, started, warm, steps = time.monotonic(), begin, 0, 0
     for batch in batches.iterate(0, WARM + TIMED):
         trainer.step(batch)
         steps += 1
-        if steps == WARM:
-            _wait(cuda)
-            started = time.monotonic()
-        elif steps > WARM + 2 and time.monotonic() - started > PATIENCE:
+        if not warm and (steps == WARM or (not cuda and time.monotonic() - first > PATIENCE)):
+            wait(cuda)
+            started, warm = time.monotonic(), steps
+        elif warm and steps > warm + 2 and time.monotonic() - started > PATIENCE:
             break
-    _wait(cuda)
-    step = (time.monotonic() - started) / (steps - WARM)
+    wait(cuda)
+    step = (time.monotonic() - started) / (steps - warm)
     if trainer.graphs is not None:
         trainer.graphs.close()
     memory = float(torch.cuda.max_memory_allocated()) if cuda else 0.0
-    setup = max(0.0, started - begin - WARM * step)
+    setup = max(0.0, started - begin - warm * step)
     return {"epoch": step * batches.steps_per_epoch, "setup": setup, "memory": memory}
 
 
-def _wait(cuda: bool) -> None:
+def wait(cuda: bool) -> None:
     """Until the device has done what it was given."""
     if cuda:
         torch.cuda.synchronize()
@@ -110,16 +126,21 @@ def plan_time(session: Session, entries: Sequence[Entry], seconds: float) -> dic
         if _time(paces, inside, trainings) <= budget:
             chosen = inside
     expected = _time(paces, chosen, trainings)
-    if (least := (expected + spent) / (1 - RESERVE)) > TOO_LONG * seconds:
-        raise TailorError(
-            f"A budget of {duration(seconds)} is too short: the shortest run on these images takes about "
-            f"{duration(least)}. Give more time, smaller images (--image-size) or one family (--set family=vit)."
-        )
+    require_time(seconds, expected + spent, "one family (--set family=vit)")
     rows = [
         {"label": e.label, **pace, "epochs": chosen.get(i, 0), "inside": i in chosen}
         for i, (e, pace) in enumerate(zip(entries, paces, strict=True))
     ]
     return {"seconds": expected, "memory": max(p["memory"] for p in paces), "entries": rows}
+
+
+def require_time(seconds: float, expected: float, advice: str) -> None:
+    """Refuse a budget that the shortest run does not keep by far."""
+    if (least := expected / (1 - RESERVE)) > TOO_LONG * seconds:
+        raise TooShortError(
+            f"A budget of {duration(seconds)} is too short: the shortest run on these images takes about "
+            f"{duration(least)}. Give more time, smaller images (--image-size) or {advice}."
+        )
 
 
 def _inside(paces: Sequence[dict[str, float]], final: float) -> dict[int, int]:
@@ -155,7 +176,10 @@ def planned(session: Session) -> dict[str, Any]:
     """What a run would do: who takes part, how long each round is, the time, memory and disk it takes."""
     config, entries = session.config, session.plan.entries
     if not entries:
-        raise TailorError(f"--plan knows the contest (method contest, or family auto), not method '{config.method}'.")
+        raise TailorError(
+            f"--plan knows the contest (method contest, or family auto) and method tailor, not method "
+            f"'{config.method}'."
+        )
     seconds = config.seconds()
     if seconds is None:
         rows = [{**measure(session, e), "epochs": config.final.train.epochs, "inside": True} for e in entries]
@@ -168,10 +192,8 @@ def planned(session: Session) -> dict[str, Any]:
     params = [session.for_space(e.space).meter.counter.both(e.arch) for e in entries]
     # Weights and the optimiser's two moments, of those that go on.
     disk = 3 * 4 * max(p for p, _ in params) * (max(CUTS.values()) + 2)
-    data = session.data
     lines = [
-        f"{data.source}: {data.counts['train']} training / {data.counts['search']} search / {data.counts['test']} test "
-        f"images at {data.image_size[0]}x{data.image_size[1]} px, {session.limits.describe()}, on {session.device}.",
+        heading(session),
         f"Contest of {sum(inside)} entries, then the final training of the winner:",
     ]
     width = max(len(e.label) for e in entries)
@@ -184,9 +206,20 @@ def planned(session: Session) -> dict[str, Any]:
     for what, share in SHARES.items():
         lines.append(f"  round '{what}': {100 * share:.0f} % of the final epochs each")
     memory = max(row["memory"] for row in rows)
-    lines.append(
-        f"About {duration(expected)}, {units.show(disk, 'memory')} of disk"
-        + (f", {units.show(memory, 'memory')} of GPU memory" if memory else "")
-        + ". Nothing was trained."
-    )
+    lines.append(in_all(expected, disk, memory))
     return {"seconds": expected, "disk": disk, "memory": memory, "entries": rows, "lines": lines}
+
+
+def heading(session: Session) -> str:
+    """The first line of a plan: the images, the limits, the device."""
+    data = session.data
+    return (
+        f"{data.source}: {data.counts['train']} training / {data.counts['search']} search / {data.counts['test']} test "
+        f"images at {data.image_size[0]}x{data.image_size[1]} px, {session.limits.describe()}, on {session.device}."
+    )
+
+
+def in_all(seconds: float, disk: float, memory: float) -> str:
+    """The last line of a plan."""
+    device = f", {units.show(memory, 'memory')} of GPU memory" if memory else ""
+    return f"About {duration(seconds)}, {units.show(disk, 'memory')} of disk{device}. Nothing was trained."

@@ -8,15 +8,18 @@ continues from its checkpoint. Nothing depends on what was in memory.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from tailorvit import ranks
 from tailorvit.arch import Arch
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
@@ -25,6 +28,7 @@ from tailorvit.data.batches import resident_limit
 from tailorvit.errors import TailorError
 from tailorvit.families import family
 from tailorvit.methods.released import load_released
+from tailorvit.methods.team import spread, train_stream, train_together
 from tailorvit.progress import Progress
 from tailorvit.rng import derive, generator, seed_everything
 from tailorvit.runs import Run
@@ -34,7 +38,7 @@ from tailorvit.seek import s3 as seek_s3
 from tailorvit.seek import s4 as seek_s4
 from tailorvit.seek.slopes import Accuracies
 from tailorvit.space import Space
-from tailorvit.train import RULES, Evaluator, Fixed, Rule, Sink, Teacher, TrainSettings, accuracy, train
+from tailorvit.train import RULES, Evaluator, Fixed, Rule, Sink, Teacher, TrainSettings, accuracy
 from tailorvit.train.loop import inherit, shortened
 
 if TYPE_CHECKING:
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 KEPT_BYTES = 1 << 30  # a split up to this size stays in memory as floats
+SKIPPED = "skipped.json"  # images left out, each with the reason
+NAMED = 20  # of them in the log
 WARM_SHARE = 0.5  # of the epochs: a supernet that inherits the weights of the one before it trains this long
 
 
@@ -59,6 +65,7 @@ class Plan:
     device: str
     start: StartingNetwork | PretrainedStart | None = None  # of methods finetune and tailor
     entries: tuple[Entry, ...] = ()  # who takes part in a contest
+    shared: bool = False  # the work is shared with the other processes of a torchrun
 
 
 class Session:
@@ -72,7 +79,15 @@ class Session:
         self.meter = Meter.for_space(
             plan.space, plan.limits, device=plan.device, recall=run.measured, record=run.record_measured
         )
+        self.shared = plan.shared
         self._search_batches: Batches | None = None
+
+    def sharing(self, shared: bool) -> Session:
+        """The same run, its work shared with other processes or not; images on the device are shared."""
+        other = Session(replace(self.plan, shared=shared), self.run, self.progress)
+        other.meter = self.meter
+        other._search_batches = self.search_batches()
+        return other
 
     def for_space(self, space: Space, config: Config | None = None) -> Session:
         """The same run in another space; images on the device are shared."""
@@ -100,6 +115,17 @@ class Session:
             yield
         finally:
             self.run.spend(stage, time.monotonic() - begin)
+
+    def note_skipped(self) -> None:
+        """List the images left out or replaced in a file of the run; the log names the first of them."""
+        rows = [{"path": p, "reason": r} for p, r in dict([*self.data.skipped, *self.data.failed]).items()]
+        if not rows or self.run.read_json(SKIPPED) == rows:
+            return
+        self.run.write_json(SKIPPED, rows)
+        names = ", ".join(f"{row['path']} ({row['reason']})" for row in rows[:NAMED])
+        more = f" and {len(rows) - NAMED} more" if rows[NAMED:] else ""
+        text = f"{len(rows)} unreadable image(s) were skipped: {names}{more}; {SKIPPED} lists them."
+        self.log_once("skipped", text, files=rows[:NAMED])
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
@@ -158,13 +184,12 @@ class Session:
         if self.run.result(stage) is not None:
             self.log("warning", f"{stage}: its weights are gone, so it is trained again.")
         with self.timed(stage):
-            batches = self.train_batches(settings, stream or stage)
-            seed = derive(self.seed, stream or stage, "train") % 2**31
+            training = train_together if self.shared else train_stream
             with closing(StageSink(self, stage)) as sink:
-                trained = train(model, batches, rule, settings, seed, sink, evaluate, self.device, teacher)
+                trained = training(self, model, rule, settings, stream or stage, sink, evaluate, teacher)
             # The checkpoint of a finished stage holds its weights, without the optimiser.
             facts = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
-            self.save_stage(model, stage, facts)
+            self.save_stage(model, stage, facts, sink.epochs)
         self.run.finish(stage, facts)
         return model
 
@@ -173,21 +198,47 @@ class Session:
         checkpoint = self.run.load_checkpoint(stage)
         if checkpoint is None or not checkpoint[1].get("done"):
             return False
-        _load_weights(model, checkpoint[0])
+        load_weights(model, checkpoint[0])
         self.run.finish(stage, checkpoint[1]["done"])
+        self.require_epochs(stage, checkpoint[1])
         return True
+
+    def require_epochs(self, stage: str, meta: Mapping[str, Any]) -> None:
+        """Say where the database has lost epochs that a checkpoint comes after: a cut file drops its last rows."""
+        wanted = int(meta.get("epochs", 0))
+        lost = wanted - len({row["epoch"] for row in self.run.epochs(stage)} & set(range(1, wanted + 1)))
+        if lost:
+            self.log_once(
+                "warning",
+                f"{stage}: the database has lost {lost} of {wanted} epochs, as where its file was cut; "
+                "weights and accuracies are not affected, the curves of the report are.",
+            )
 
     def read_weights(self, model: nn.Module, stage: str) -> None:
         """Put the weights a stage ended with into a network."""
+        load_weights(model, self.stored_weights(stage))
+
+    def stored_weights(self, stage: str) -> dict[str, Tensor]:
+        """The weights a stage ended with."""
         checkpoint = self.run.load_checkpoint(stage)
         if checkpoint is None:
             raise TailorError(f"The weights of stage '{stage}' are gone from the run folder; begin the run anew.")
-        _load_weights(model, checkpoint[0])
+        return checkpoint[0]
 
-    def save_stage(self, model: nn.Module, stage: str, facts: Mapping[str, Any]) -> None:
-        """Store a finished stage's weights, with the facts it ends with."""
+    def save_stage(self, model: nn.Module, stage: str, facts: Mapping[str, Any], epochs: int = 0) -> None:
+        """Store a finished stage's weights, with the facts it ends with and the epochs that the database has of it."""
         weights = {f"model/{n}": t for n, t in model.state_dict().items()}
-        self.run.save_checkpoint(stage, weights, {"done": dict(facts)})
+        self.run.save_checkpoint(stage, weights, {"done": dict(facts), "epochs": epochs})
+
+    def require_weights(self, stage: str) -> None:
+        """Refuse to count a stage as done whose weights are read back later, where they could not be stored."""
+        checkpoint = self.run.load_checkpoint(stage)
+        if checkpoint is None or not checkpoint[1].get("done"):
+            place = self.run.folder
+            raise TailorError(
+                f"The weights of stage '{stage}' could not be written to '{place}', as where a disk is full. "
+                f"Go on with: {shlex.join(['tailorvit', 'resume', str(place)])}"
+            )
 
     def build(self, arch: Arch, drop_path: float = 0.0) -> nn.Module:
         """The plain network of an architecture, freshly initialised."""
@@ -290,13 +341,19 @@ class Supernet:
         session, run = self.session, self.session.run
         known = {c.arch: run.accuracy(stage, c.arch) for c in candidates}
         todo = list({c.arch: c for c in candidates if known[c.arch] is None}.values())
-        for done, candidate in enumerate(todo, 1):
-            evaluator = self._ready()
-            evaluator.known.clear()  # only the folder decides what is known
-            percent = evaluator([candidate.arch])[0]
-            known[candidate.arch] = percent
-            run.record_trials(stage, [vars(session.trial(candidate, percent, generation))])
-            session.progress.step(stage, done, len(todo), {})
+
+        def record(i: int, percent: float) -> None:
+            known[todo[i].arch] = percent
+            run.record_trials(stage, [vars(session.trial(todo[i], percent, generation))])
+            session.progress.step(stage, i + 1, len(todo), {})
+
+        if todo:
+            model = self.model()
+            known_there = session.shared and ranks.kept().get("sent") is model
+            shared = (None if known_there else model, self.bf16)
+            here, items = partial(percent_of, self._ready()), [(c.arch,) for c in todo]
+            if spread(session, here, judge_parts, shared, items, record, model):
+                ranks.kept()["sent"] = model
         return [session.trial(c, float(known[c.arch] or 0.0), generation) for c in candidates]
 
     def sample_errors(self, t: int) -> None:
@@ -326,6 +383,19 @@ class Supernet:
         return self.session.search(self.space, lambda candidates, n: self.score("search", candidates, n))
 
 
+def percent_of(evaluator: Evaluator, arch: Arch) -> float:
+    """The accuracy of a sub-network, evaluated anew: only the run folder decides what is known."""
+    evaluator.known.clear()
+    return evaluator([arch])[0]
+
+
+def judge_parts(session: Session, model: nn.Module | None, bf16: bool) -> Callable[[Arch], float]:
+    """What gives accuracies of a supernet's parts in another process; without a model, of the one sent before."""
+    if model is not None:
+        ranks.kept()["evaluator"] = Evaluator(model, session.search_batches(), session.device, bf16)
+    return partial(percent_of, ranks.kept()["evaluator"])
+
+
 class Supernets:
     """The supernets of the steps, one in memory at a time; with ``warm_start`` each inherits from the one before."""
 
@@ -350,19 +420,25 @@ class StageSink(Sink):
 
     def __init__(self, session: Session, stage: str) -> None:
         self.session, self.stage = session, stage
+        self.epochs = 0  # that the database has
         self._board = _tensorboard(session, stage) if session.config.tensorboard else None
 
     def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint."""
-        self.session.run.save_checkpoint(self.stage, tensors, meta)
+        self.session.run.save_checkpoint(self.stage, tensors, {**meta, "epochs": self.epochs})
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint."""
-        return self.session.run.load_checkpoint(self.stage)
+        found = self.session.run.load_checkpoint(self.stage)
+        if found is not None:
+            self.session.require_epochs(self.stage, found[1])
+            self.epochs = int(found[1].pop("epochs", 0))
+        return found
 
     def epoch(self, epoch: int, facts: Mapping[str, Any]) -> None:
         """Into the database, and to TensorBoard if wanted."""
         self.session.run.record_epoch(self.stage, epoch, **facts)
+        self.epochs = epoch
         if self._board is not None:
             for name, value in facts.items():
                 self._board.add_scalar(name, value, epoch)
@@ -463,7 +539,8 @@ class _Stream:
 
 
 @torch.no_grad()
-def _load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put a checkpoint's weights and batch statistics into a network."""
     named = model.state_dict()  # batch statistics included
     state = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
     if {k: tuple(v.shape) for k, v in state.items()} != {k: tuple(v.shape) for k, v in named.items()}:

@@ -6,14 +6,14 @@ and S3 where a proxy evaluates their spaces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from tailorvit import units
+from tailorvit import ranks, units
 from tailorvit.arch import Arch
 from tailorvit.costs.limits import Limits, Metric
 from tailorvit.costs.meter import Meter
@@ -21,6 +21,7 @@ from tailorvit.errors import TailorError
 from tailorvit.methods import Method
 from tailorvit.methods.finish import finish
 from tailorvit.methods.session import Session, SpaceRecord
+from tailorvit.methods.team import spread
 from tailorvit.proxies import PROXIES, ProxySettings, Scored
 from tailorvit.proxies.score import Scorer, rescored
 from tailorvit.rng import derive, generator
@@ -31,6 +32,7 @@ from tailorvit.stats import kendall
 
 STAGE = "score"
 CHUNK = 50  # architectures between two writes: a killed run loses no more than these
+PART = 5  # architectures that one process scores before it asks for more
 GROUP = 50  # architectures sampled at a time
 WORST = -1e30  # the fitness of an architecture without a score: finite, as a searcher may take differences
 
@@ -81,7 +83,7 @@ class UntrainedScores:
         missing = list({c.arch: c for c in candidates if c.arch not in known}.values())
         for at in range(0, len(missing), CHUNK):
             group = missing[at : at + CHUNK]
-            rows = self._ready()([c.arch for c in group])
+            rows = self._rows([c.arch for c in group])
             run.record_trials(stage, [self.trial(c, r, generation) for c, r in zip(group, rows, strict=True)])
             known.update({r.arch: r for r in rows})
             self.session.progress.step(stage, at + len(group), len(missing), {})
@@ -103,6 +105,17 @@ class UntrainedScores:
         facts = {k: v for k, v in scored.to_dict().items() if k in ("scores", "parts", "problems")}
         return {**row, "accuracy": None, "score": scored.value(self.name), "proxy": self.name, **facts}
 
+    def _rows(self, archs: Sequence[Arch]) -> list[Scored]:
+        """Scores computed by all processes of the run."""
+        parts = [(archs[at : at + PART],) for at in range(0, len(archs), PART)]
+        rows: list[Scored] = []
+
+        def done(_: int, found: list[Scored]) -> None:
+            rows.extend(found)
+
+        spread(self.session, lambda part: self._ready()(part), scorer_of, (self.space, self.name), parts, done)
+        return rescored(rows)  # some scores rank within a set, and the parts were sets of their own
+
     def _ready(self) -> Scorer:
         if self._scorer is None:
             s, seed = self.session, derive(self.session.seed, "untrained") % 2**31
@@ -110,6 +123,15 @@ class UntrainedScores:
             settings = ProxySettings((self.name,))
             self._scorer = Scorer(self.space, settings=settings, seed=seed, device=s.device, images=images)
         return self._scorer
+
+
+def scorer_of(session: Session, space: Space, name: str) -> Callable[[Sequence[Arch]], list[Scored]]:
+    """What scores architectures of a space in another process; the last one is kept."""
+    held = ranks.kept()
+    if held.get("scored") != (space, name):
+        held["scored"], held["scorer"] = (space, name), UntrainedScores(session, space, name)._ready()
+    scorer: Scorer = held["scorer"]
+    return scorer
 
 
 def _images(session: Session, batch: int) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import numpy as np
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES
+from tailorvit.memory import usable_device
 from tailorvit.proxies import proxy
 from tailorvit.proxies.base import ProxySettings
 from tailorvit.proxies.score import Scorer
@@ -383,7 +384,7 @@ def rank_file(
     table.check_target(target)
     without_images = [n for n in needed if proxy(n).needs == "images"]
     settings = ProxySettings(image_size=image_size, noise=bool(without_images))
-    score = proxy_scores(settings, device)
+    score = proxy_scores(settings, usable_device(device))
     found = rank(table, names, score, target=target, band=width, seeds=seeds, seed=seed)
     if without_images:
         note = f"{', '.join(without_images)} saw seeded noise and random labels: a table comes without images."

@@ -15,6 +15,7 @@ from tailorvit.costs import Counter
 from tailorvit.errors import TailorError, unknown
 from tailorvit.families import FAMILIES, family
 from tailorvit.stats import Floats
+from tailorvit.texts import read_json
 
 LABELS = frozenset({"name", "id", "index", "note", "source", "seed"})  # keys that are no accuracies
 _SIZES = ("params", "flops", "macs")  # any key with one of these words is a size, not an accuracy
@@ -114,7 +115,7 @@ def read_table(path: str | Path) -> Table:
     """Read a table; an error names the row and the key that do not fit."""
     place = Path(path)
     try:
-        data = json.loads(place.read_text(encoding="utf-8"))
+        data = read_json(place)
     except FileNotFoundError:
         raise TailorError(f"There is no table '{path}'.") from None
     except (OSError, ValueError) as error:

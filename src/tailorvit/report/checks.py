@@ -97,7 +97,7 @@ def _data(facts: Facts) -> Iterator[Check]:
     messages = [e.text for e in facts.events if e.kind == "skipped"]
     if lost or messages:
         answer = clean(" ".join(messages), 400) or f"{counted(lost, 'image')} could not be read."
-        yield Check("Were all images read?", False, answer, "log.txt names the first files; repair or remove them.")
+        yield Check("Were all images read?", False, answer, "skipped.json lists the files; repair or remove them.")
     elif facts.data.skipped is not None:
         yield Check("Were all images read?", True, "Yes.")
 

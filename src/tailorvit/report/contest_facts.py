@@ -95,9 +95,19 @@ class Planned(_Part):
     inside: Flag = False
 
 
+class PlannedPiece(_Part):
+    """A piece of work of a pretrained network's run, in its plan."""
+
+    label: Text = ""
+    epoch: Amount = None  # seconds
+    planned: Amount = None  # epochs
+
+
 class Plan(_Part):
     """How a budget of time was shared out."""
 
     seconds: Amount = None
+    whole_epochs: Amount = None
     final_epochs: Amount = None
+    pieces: Annotated[tuple[PlannedPiece, ...], BeforeValidator(lambda value: objects(value)[:_ENTRIES])] = ()
     entries: Annotated[tuple[Planned, ...], BeforeValidator(lambda value: objects(value)[:_ENTRIES])] = ()

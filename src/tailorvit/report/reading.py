@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import field, replace
@@ -67,6 +65,7 @@ from tailorvit.report.snapshot import DATABASE, snapshot
 from tailorvit.report.tailored_facts import FIRST, WHOLE, SizeCut, WholeNetwork, size_cuts
 from tailorvit.runs import Run
 from tailorvit.runs.database import Database
+from tailorvit.texts import parse_toml, read_json
 
 T = TypeVar("T")
 CONTEST = "contest"  # kind of the stages contest-ROUND-ENTRY
@@ -229,6 +228,7 @@ class Result(Network):
     chosen: Text = ""  # type: ignore[assignment]  # "found" or "baseline"; of a candidate it is a flag
     why: Text = ""
     tied: Words = ()
+    doubts: Words = ()  # what so few images cannot tell
     comparison: Annotated[tuple[Gap, ...], BeforeValidator(objects)] = ()
     peers: Annotated[tuple[Peer, ...], BeforeValidator(objects)] = ()
     blocks: Annotated[tuple[Block, ...], BeforeValidator(objects)] = ()
@@ -831,7 +831,7 @@ def _collect(folder: Path) -> Facts:
         missing.append("The file result.json is damaged." if there else "The run has not finished: no result yet.")
     settings: Mapping[str, Any] = {}
     with contextlib.suppress(*_DAMAGE):
-        settings = tomllib.loads(recipe)
+        settings = parse_toml(recipe)
     if recipe.strip() and not settings:
         missing.append("The file recipe.toml is damaged.")
     result, analysis = Result.model_validate(raw), _analysis(folder, "blocks" in raw, missing)
@@ -864,7 +864,7 @@ def _collect(folder: Path) -> Facts:
 def _json(path: Path) -> Any:
     """A file's content, or None where it is missing or damaged."""
     try:
-        return json.loads(path.read_text("utf-8", "surrogateescape"))
+        return read_json(path, largest=None)  # odd numbers are shown as such
     except (OSError, *_DAMAGE):
         return None
 

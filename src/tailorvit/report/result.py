@@ -219,7 +219,7 @@ def _compared(facts: Facts) -> str:
     if facts.contest_only and baseline.test_accuracy is None:
         return "the hand-designed networks of every family that fits took part in the contest (section 2)."
     if facts.tailored and baseline.test_accuracy is None:
-        return "not trained: the recipe has no baseline, or not one whole block keeps the limits."
+        return "not trained: the recipe has none, the network has stages, or not one whole block keeps the limits."
     if found is None or baseline.test_accuracy is None:
         return "there is none, so there is nothing to compare with." if facts.searched else ""
     gap = found - baseline.test_accuracy

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,17 @@ def sync_folder(folder: Path) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one it came from, is about a full disk or quota."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if isinstance(error, sqlite3.Error) and "disk is full" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import zlib
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailorvit.runs import atomic
+from tailorvit.tensors import safetensors_shapes
+from tailorvit.texts import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,11 +78,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.exists():
         raise FileNotFoundError(path)
     try:
+        safetensors_shapes(path)  # sizes before anything is allocated
         with safe_open(path, framework="pt") as file:
             head = file.metadata() or {}
             # Cloned out of the memory map, so that nothing depends on the file any more.
             tensors = {k: file.get_tensor(k).clone() for k in file.keys()}  # noqa: SIM118 - not a mapping
-        meta = json.loads(head["meta"])
+        meta = parse_json(head["meta"])
         if _checksum(tensors, head["meta"]) != head["crc32"]:
             raise DamagedError("its checksum does not match")
     except KeyError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
@@ -44,7 +45,9 @@ class Database:
                 self._connect()
 
     def _broken(self, error: Exception) -> TailorError:
-        return TailorError(f"The database '{self.path}' cannot be used ({error}).")
+        go_on = f"tailorvit resume {shlex.quote(str(self.path.parent))}"
+        after = "" if self.readonly else f" Once that is mended, go on with: {go_on}"
+        return TailorError(f"The database '{self.path}' cannot be used ({error}).{after}")
 
     def _connect(self) -> sqlite3.Connection:
         if self._link is None:
@@ -57,10 +60,10 @@ class Database:
     def _open_writing(self) -> sqlite3.Connection:
         link = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
         try:
+            self._check_version(link)
             check = link.execute("PRAGMA quick_check(1)").fetchone()[0]
             if check != "ok":
                 raise sqlite3.DatabaseError(check)
-            self._check_version(link)
             link.execute("PRAGMA journal_mode=WAL")
             link.execute("PRAGMA synchronous=NORMAL")
             if link.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -99,6 +102,9 @@ class Database:
         raise AssertionError("not reached")
 
     def _check_version(self, link: sqlite3.Connection) -> None:
+        strange = "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
+        for kind, name in link.execute(strange):  # a view could run for ever, a trigger change what is written
+            raise sqlite3.DatabaseError(f"it holds the {kind} '{name}', which no run writes")
         version = int(link.execute("PRAGMA user_version").fetchone()[0])
         if version > VERSION:
             raise TailorError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import hashlib
 import json
 import shlex
 from collections.abc import Mapping
@@ -17,23 +17,21 @@ from tailorvit.runs.database import Database
 from tailorvit.runs.lock import NAME as LOCK
 from tailorvit.runs.lock import Lock
 from tailorvit.runs.tables import Tables, now
+from tailorvit.texts import read_json, read_table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+RECIPE_SEAL = "recipe_sha256"  # in info.json
 RECIPE, INFO, DATABASE, LOG, RESULT = "recipe.toml", "info.json", "run.db", "log.txt", "result.json"
 # What create() writes before info.json, which comes last and completes the run folder.
 _BEGUN = (LOCK, RECIPE, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
 
 
-def _json(path: Path) -> Any:
-    """A JSON file's content; ValueError when it is damaged."""
-    return json.loads(path.read_text("utf-8", "surrogateescape"))
-
-
 def _finished(folder: Path) -> bool:
     try:
-        return isinstance(_json(folder / RESULT), dict)
+        found = read_json(folder / RESULT, largest=None)
+        return isinstance(found, dict) and bool(found)
     except (OSError, ValueError):
         return False
 
@@ -50,6 +48,11 @@ def _check_free(folder: Path) -> None:
     if strange or (names and LOCK not in names):  # without our lock file a single recipe.toml belongs to the user
         found = (strange or sorted(names))[0]
         raise TailorError(f"'{folder}' holds something else ('{found}'); choose a new or empty folder.")
+
+
+def recipe_seal(recipe: str) -> str:
+    """The checksum of a run's recipe."""
+    return hashlib.sha256(recipe.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Run(Tables):
@@ -77,7 +80,8 @@ class Run(Tables):
                 database = Database(folder / DATABASE)
                 undo.callback(database.close)
                 atomic.write_text(folder / RECIPE, recipe)
-                info = json.loads(atomic.dumps({"started": now(), **info}))
+                seal = {"started": now(), RECIPE_SEAL: recipe_seal(recipe)}
+                info = json.loads(atomic.dumps({**seal, **info}))
                 atomic.write_json(folder / INFO, info)
                 undo.pop_all()
         except OSError as error:
@@ -125,9 +129,7 @@ class Run(Tables):
             except OSError as error:
                 missing.append(_absent(RECIPE, error))
             try:
-                info = _json(folder / INFO)
-                if not isinstance(info, dict):
-                    raise ValueError("it is not a table")
+                info = read_table(folder / INFO)
             except (OSError, ValueError) as error:
                 info = {}
                 missing.append(_absent(INFO, error))
@@ -186,7 +188,7 @@ class Run(Tables):
         """RUN/name(.json); None when it is missing or damaged."""
         path = self._named(name)
         try:
-            return _json(path)
+            return read_json(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -206,7 +208,7 @@ class Run(Tables):
             folder.mkdir(exist_ok=True)
             checkpoint.save(folder, name, tensors, meta)
         except OSError as error:
-            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+            why = "the disk is full" if atomic.disk_full(error) else error.strerror or str(error)
             self._note("checkpoint", f"Checkpoint {name} was not saved ({why}); the previous one is kept.", name=name)
             return False
         return True
@@ -234,6 +236,34 @@ class Run(Tables):
         if self._lock and "cannot be read" not in problem:
             previous.replace(path)  # else the next save would keep the damaged file as the previous one
         return found
+
+    # -- work that another process did --------------------------------------------------------------------------------
+
+    def drained(self) -> dict[str, Any]:
+        """Everything a piece of work wrote into this folder, for :meth:`absorb`; it is gone from here afterwards."""
+        checkpoints = {}
+        for path in sorted((self.folder / "checkpoints").glob("*.safetensors")):
+            name = path.name.removesuffix(".safetensors")
+            if not name.endswith(".prev"):
+                checkpoints[name] = self.load_checkpoint(name)
+                self.drop_checkpoint(name)
+        return {"rows": self.take_rows(), "checkpoints": checkpoints}
+
+    def absorb(self, work: Mapping[str, Any]) -> None:
+        """Write what another folder's :meth:`drained` gave; of events those that are not known."""
+        rows = work["rows"]
+        known = {(e["kind"], e["text"]) for e in self.events()} if rows["events"] else set()
+        for kind, text, data in rows["events"]:
+            if (kind, text) not in known:
+                self.event(kind, text, **json.loads(data))
+        for stage, epoch, facts in rows["epochs"]:
+            self.record_epoch(stage, epoch, **json.loads(facts))
+        for stage, seconds in rows["seconds"]:
+            self.spend(stage, seconds)
+        for name, (tensors, meta) in work["checkpoints"].items():
+            self.save_checkpoint(name, tensors, meta)
+        for stage, result in rows["stages"]:
+            self.finish(stage, json.loads(result))
 
     def drop_checkpoint(self, name: str) -> None:
         """Remove a checkpoint, if it exists."""

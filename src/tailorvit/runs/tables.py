@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +10,14 @@ from tailorvit.arch import Arch
 from tailorvit.runs.atomic import dumps
 from tailorvit.runs.database import Database
 from tailorvit.space import Space
+from tailorvit.texts import parse_json
 
+_MOVED = {
+    "stages": "stage, result",
+    "seconds": "stage, seconds",
+    "events": "kind, text, data",
+    "epochs": "stage, epoch, facts",
+}
 _COLUMNS = ("accuracy", "params", "macs", "source", "generation", "seconds")
 
 
@@ -50,7 +56,7 @@ class Tables:
     def result(self, stage: str) -> Any | None:
         """The result of a finished stage; None while it is not finished."""
         rows = self._all("result FROM stages", "WHERE stage=?", stage)
-        return json.loads(rows[0][0]) if rows else None
+        return parse_json(rows[0][0]) if rows else None
 
     def finish(self, stage: str, result: Any) -> None:
         """Mark a stage as finished and store its result."""
@@ -72,7 +78,7 @@ class Tables:
         """Events, oldest first: time, kind, text, data."""
         where = ("WHERE kind=?", kind) if kind is not None else ()
         rows = self._all("time, kind, text, data FROM events", *where)
-        return [{"time": t, "kind": k, "text": x, "data": json.loads(d)} for t, k, x, d in rows]
+        return [{"time": t, "kind": k, "text": x, "data": parse_json(d)} for t, k, x, d in rows]
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
@@ -92,12 +98,12 @@ class Tables:
         rows = self._all(f"stage, arch, {', '.join(_COLUMNS)}, parents, costs, extra FROM trials", *where)
         return [
             {
-                **json.loads(extra),
+                **parse_json(extra),
                 "stage": name,
                 "arch": Arch.from_json(arch),
                 **dict(zip(_COLUMNS, plain, strict=True)),
-                "parents": [Arch.from_dict(p) for p in json.loads(parents)],
-                "costs": json.loads(costs),
+                "parents": [Arch.from_dict(p) for p in parse_json(parents)],
+                "costs": parse_json(costs),
             }
             for name, arch, *plain, parents, costs, extra in rows
         ]
@@ -106,6 +112,16 @@ class Tables:
         """The stored accuracy of an architecture in a stage."""
         rows = self._all("accuracy FROM trials", "WHERE stage=? AND arch=?", stage, arch.to_json())
         return rows[0][0] if rows else None
+
+    # -- to another run folder ----------------------------------------------------------------------------------------
+
+    def take_rows(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Stages, seconds, events and epochs as plain rows; they are gone afterwards."""
+        found = {}
+        for table, columns in _MOVED.items():
+            found[table] = self._all(f"{columns} FROM {table}")
+            self._database.write(f"DELETE FROM {table}", [()])
+        return found
 
     # -- search of the space ------------------------------------------------------------------------------------------
 
@@ -116,7 +132,7 @@ class Tables:
     def spaces(self) -> list[dict[str, Any]]:
         """Spaces in order: t, space and their facts."""
         rows = self._all("t, space, facts FROM spaces")
-        return [{**json.loads(f), "t": t, "space": Space.from_dict(json.loads(s))} for t, s, f in rows]
+        return [{**parse_json(f), "t": t, "space": Space.from_dict(parse_json(s))} for t, s, f in rows]
 
     def record_slope(self, t: int, dim: str, facts: Mapping[str, Any]) -> None:
         """Store the slope of one dimension at step t."""
@@ -125,7 +141,7 @@ class Tables:
     def slopes(self, t: int | None = None) -> list[dict[str, Any]]:
         """Slopes with t and dim, of one step or of all steps."""
         where = ("WHERE t=?", int(t)) if t is not None else ()
-        return [{**json.loads(f), "t": s, "dim": d} for s, d, f in self._all("t, dim, facts FROM slopes", *where)]
+        return [{**parse_json(f), "t": s, "dim": d} for s, d, f in self._all("t, dim, facts FROM slopes", *where)]
 
     def record_decision(self, t: int, facts: Mapping[str, Any]) -> None:
         """Store the move of the space at step t, and its reason."""
@@ -133,7 +149,7 @@ class Tables:
 
     def decisions(self) -> list[dict[str, Any]]:
         """Decisions in order, with t."""
-        return [{**json.loads(f), "t": t} for t, f in self._all("t, facts FROM decisions")]
+        return [{**parse_json(f), "t": t} for t, f in self._all("t, facts FROM decisions")]
 
     # -- training and measuring ---------------------------------------------------------------------------------------
 
@@ -145,7 +161,7 @@ class Tables:
         """Epochs with stage and epoch, of one stage or of all stages."""
         where = ("WHERE stage=?", stage) if stage is not None else ()
         rows = self._all("stage, epoch, facts FROM epochs", *where)
-        return [{**json.loads(f), "stage": s, "epoch": e} for s, e, f in rows]
+        return [{**parse_json(f), "stage": s, "epoch": e} for s, e, f in rows]
 
     def measured(self, metric: str, arch: Arch) -> float | None:
         """A stored measurement, so that each architecture is measured once."""
