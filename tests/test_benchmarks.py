@@ -35,6 +35,7 @@ import tiles
 import win
 from common import fill, shown
 
+import faults
 from tailorvit import Counter, named_space
 from tailorvit.config import configure, merged, overrides, read_recipe
 from tailorvit.families import family
@@ -44,6 +45,7 @@ PAGES = {
     ".": [claims],
     "cifar10": [cifar10],
     "digits": [digits, bignas],
+    "faults": [faults],
     "house": [house],
     "ladder": [ladder],
     "pretrained": [pretrained],

@@ -56,7 +56,7 @@ recipes = pytest.mark.parametrize("name", recipe_names())
         ({"train": {"epochs": "many"}}, "train.epochs cannot be 'many'"),
         ({"train": {"epochs": 1.5}}, "train.epochs cannot be 1.5"),
         ({"train": {"epochs": 0}}, "train.epochs must be above 0"),
-        ({"train": {"lr": float("nan")}}, "train.lr must be above 0"),
+        ({"train": {"lr": float("nan")}}, "train.lr must be a finite number"),
         ({"train": {"rule": "x"}}, "train.rule cannot be 'x': input should be 'single_path' or 'sandwich'"),
         ({"train": {"freeze": "x"}}, "'none', 'tensor' or 'slice'"),
         ({"train": {"drop_path": 1}}, "train.drop_path must be below 1"),

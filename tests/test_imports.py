@@ -13,7 +13,23 @@ import pytest
 import tailorvit
 
 LAYERS = (
-    ("errors", "rng", "units", "progress", "arch", "ties", "dims", "space", "portable", "stats", "registry"),
+    (
+        "errors",
+        "rng",
+        "ranks",
+        "units",
+        "progress",
+        "arch",
+        "ties",
+        "dims",
+        "space",
+        "portable",
+        "stats",
+        "registry",
+        "texts",
+        "tensors",
+        "memory",
+    ),
     ("elastic",),
     ("families", "data", "runs", "trunks"),
     ("costs", "checkpoints", "proxies", "train"),

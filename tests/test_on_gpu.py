@@ -321,11 +321,12 @@ def test_a_network_of_any_kind_is_recorded_and_learns_the_same(name: str, precis
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("teaching", [{"share": 0.9}, {"temperature": 2.0}, {"features": 1.0}], ids=str)
-def test_a_teacher_is_recorded_and_teaches_the_same(teaching: Any, precision: str, compile: bool) -> None:
+@pytest.mark.parametrize("name", ["tailored", "tailored-swin"])
+def test_a_teacher_is_recorded_and_teaches_the_same(name: str, teaching: Any, precision: str, compile: bool) -> None:
     """Its answers are of this step's images, not of those it was recorded with."""
     ends = []
     for graphs in (False, True):
-        net, other = network("tailored"), network("tailored").model
+        net, other = network(name), network(name).model
         with torch.no_grad():
             for p in other.parameters():
                 p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))

@@ -220,7 +220,7 @@ def test_doctor(call):
         (["run", "--image-size", "17"], ["17 px", "--image-size 16"]),
         (["run", "--image-size", "0"], ["image size"]),
         (["run", "--data", "nowhere"], ["There is no 'nowhere'"]),
-        (["run", "--set", "data.limit=0"], ["at least 1, not 0"]),
+        (["run", "--set", "data.limit=0"], ["at least 2, not 0"]),
         (["space", "s4-vitt"], ["Unknown space 's4-vitt'"]),
         (["space", "nowhere.toml"], ["nowhere.toml"]),
         (["space", "s4-vit", "--classes", "0"], ["'classes' must be a positive whole number, not 0"]),

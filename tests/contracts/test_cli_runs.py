@@ -58,7 +58,7 @@ def test_broken_images_are_skipped_and_counted(finished):
         facts = run.read_json("result")
     assert event["text"].startswith("1 unreadable image(s)") and "broken.png" in event["text"]
     result = Result(finished, json.loads((finished / "result.json").read_text()))
-    assert "  1 image(s) could not be read and were left out; log.txt names the first" in result.summary()
+    assert "  1 image(s) could not be read and were left out; skipped.json lists them" in result.summary()
     assert "not an image" in event["data"]["files"][0]["reason"]
     assert sum(facts["data"]["counts"].values()) == 42
 

@@ -99,6 +99,18 @@ class TestTailored(FamilyContract):
     }
 
 
+class TestTailoredSwin(FamilyContract):
+    name = "tailored-swin"
+    variants = {
+        "non-square": {"image_size": (8, 12)},
+        "odd maps": {"image_size": (9, 5)},
+        "padded windows": {"image_size": (11, 14), "window": (3, 4, 2, 1)},
+        "patch": {"image_size": (16, 16), "patch": 2},
+        "no qkv bias": {"qkv_bias": False},
+        "first blocks": {"order": (), "depths": ()},
+    }
+
+
 class TestLadder(FamilyContract):
     name = "ladder"
     variants = {

@@ -99,7 +99,8 @@ def test_threads_stay_as_latencies_were_measured(clock):
     assert threads_for(configure(config), space) == torch.get_num_threads()
 
 
-def test_a_run_measures_on_its_own_device_before_it_begins(clock):
+def test_a_run_measures_on_its_own_device_before_it_begins(clock, monkeypatch):
+    monkeypatch.setattr("tailorvit.memory.DEVICES", ("cpu", "meta"))  # a device that is everywhere
     config = recipe_for(None, limits={"max_latency": "100us"}, tiny=True, settings=["device=meta"])
     plan = prepare(config)
     assert plan.device == "meta" and clock and set(clock) == {"meta"}

@@ -167,7 +167,7 @@ def test_wrong_source_names(tmp_path):
         open_data(f"torchvision:CocoDetection@{tmp_path}")
     with pytest.raises(TailorError, match="image size"):
         open_data("digits", image_size=0)
-    with pytest.raises(TailorError, match="limit on images must be at least 1, not 0"):
+    with pytest.raises(TailorError, match="limit on images must be at least 2, not 0"):
         open_data("digits", limit=0)
 
 

@@ -168,4 +168,4 @@ def test_split_folders_are_kept(tmp_path):
     assert check(tmp_path / "run")["data"]["counts"] == {"train": 24, "search": 8, "test": 9}
     with Run.open(tmp_path / "run", lock=False) as run:
         (event,) = run.events("skipped")
-    assert event["text"].startswith("1 unreadable test image(s)") and event["data"]["files"][0]["path"] == str(cut)
+    assert event["text"].startswith("1 unreadable image(s)") and event["data"]["files"][0]["path"] == str(cut)

@@ -11,7 +11,7 @@ from tailorvit.arch import Arch
 from tailorvit.costs import Counter
 from tailorvit.errors import TailorError
 from tailorvit.methods import finish as finish_module
-from tailorvit.methods import session as session_module
+from tailorvit.methods import team
 from tailorvit.runs import Run
 
 SETS = ["train.epochs=1", "final.train.epochs=1", "s4.iterations=1", "final.candidates=2", "analysis.samples=5"]
@@ -72,7 +72,7 @@ def test_a_run_that_fails_says_so_in_log_and_report(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("the device caught fire")
 
-    monkeypatch.setattr(session_module, "train", broken)
+    monkeypatch.setattr(team, "train", broken)
     with pytest.raises(RuntimeError, match="caught fire"):
         api.run(out=tmp_path / "run", tiny=True, progress="quiet")
     with Run.open(tmp_path / "run") as run:

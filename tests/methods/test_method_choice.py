@@ -11,6 +11,7 @@ import pytest
 import tailorvit
 from tailorvit.arch import Arch
 from tailorvit.costs import Limits, Meter
+from tailorvit.errors import TailorError
 from tailorvit.families import family, named_space
 from tailorvit.methods import finish as finish_module
 from tailorvit.methods.choice import Contender, choose
@@ -195,7 +196,7 @@ def test_a_choice_once_made_is_kept(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(finish_module, "save_network", full)
-        with pytest.raises(OSError, match="disk is full"):
+        with pytest.raises(TailorError, match="disk is full"):
             tailorvit.run("s4-digits", tiny=True, settings=QUICK, out=tmp_path / "run", progress="quiet")
     monkeypatch.setattr(finish_module, "choose", full)
     assert tailorvit.resume(tmp_path / "run", progress="quiet").chosen == "baseline"

@@ -143,9 +143,9 @@ def test_of_augmentations_that_cannot_be_told_apart_the_mildest_wins(monkeypatch
         auto = SimpleNamespace(final=SimpleNamespace(train=SimpleNamespace(augment="auto")))
         made.session = SimpleNamespace(config=auto)
 
-        def fresh(entry, full, what, number, made=made, right=right):
-            made.standings.append(standings([(entry.augment, right[entry.augment])]).standings[0])
-            return len(made.standings) - 1
+        def fresh(entries, full, what, number, made=made, right=right):
+            made.standings.extend(standings([(e.augment, right[e.augment]) for e in entries]).standings)
+            return [len(made.standings) - 1]
 
         monkeypatch.setattr(made, "_fresh", fresh)
         monkeypatch.setattr(made, "_end", lambda *_: None)
@@ -161,10 +161,11 @@ def test_a_third_learning_rate_is_tried_only_beyond_one_that_is_clearly_better(m
     made, right = standings([("mild", 300)]), {0.0005: 380, 0.001: 300, 0.002: twice, 0.004: 390}
     made.session = SimpleNamespace(config=SimpleNamespace(final=SimpleNamespace(train=SimpleNamespace(lr=2e-3))))
 
-    def fresh(entry, full, what, number):
-        made.standings.append(standings([("mild", right[entry.lr])]).standings[0])
-        made.standings[-1].entry = entry
-        return len(made.standings) - 1
+    def fresh(entries, full, what, number):
+        for entry in entries:
+            made.standings.append(standings([("mild", right[entry.lr])]).standings[0])
+            made.standings[-1].entry = entry
+        return list(range(len(made.standings) - len(entries), len(made.standings)))
 
     monkeypatch.setattr(made, "_fresh", fresh)
     monkeypatch.setattr(made, "_end", lambda *_: None)

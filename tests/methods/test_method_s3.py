@@ -10,7 +10,7 @@ from tailorvit.config import configure
 from tailorvit.costs import Meter
 from tailorvit.data import open_data
 from tailorvit.families import family, named_space
-from tailorvit.methods import session as session_module
+from tailorvit.methods import team
 from tailorvit.methods.feasibility import require_feasible
 from tailorvit.methods.s3 import distinct_choices, s3
 from tailorvit.methods.session import Plan, Session, Supernet
@@ -94,7 +94,7 @@ def test_what_a_run_stores_and_a_second_session_finds(sessions, monkeypatch):
     assert {t["source"] for t in et} == {"et"} and len(et) <= 5 * sum(len(d.choices) for d in SPACE.dims)
     assert {"et-0", "edf-0", "supernet-0", "search"} <= set(one.run.seconds())
 
-    monkeypatch.setattr(session_module, "train", None)  # any training would fail
+    monkeypatch.setattr(team, "train", None)  # any training would fail
     two = sessions()
     before = tables(two.run)
     assert {**s3(two), "seconds": 0} == {**result, "seconds": 0} and tables(two.run) == before

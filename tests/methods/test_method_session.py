@@ -11,7 +11,7 @@ from tailorvit.data import open_data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import family, named_space
 from tailorvit.families.network import DropPath
-from tailorvit.methods import finish
+from tailorvit.methods import finish, team
 from tailorvit.methods import session as session_module
 from tailorvit.methods.session import Plan, S4Journal, Session
 from tailorvit.progress import Progress
@@ -70,7 +70,7 @@ def no_training(monkeypatch):
         def train(*_, **__):
             raise AssertionError("trained again")
 
-        monkeypatch.setattr(session_module, "train", train)
+        monkeypatch.setattr(team, "train", train)
 
     return forbid
 

@@ -12,7 +12,7 @@ from tailorvit.arch import Arch
 from tailorvit.config import configure, modernised, read_recipe
 from tailorvit.costs import Limits, Meter
 from tailorvit.errors import TailorError
-from tailorvit.methods import session as session_module
+from tailorvit.methods import team
 from tailorvit.methods import untrained as untrained_module
 from tailorvit.methods.finish import finish
 from tailorvit.methods.untrained import UntrainedSettings, size_band
@@ -269,7 +269,7 @@ def test_interrupted_it_scores_nothing_twice_and_ends_the_same(tmp_path, monkeyp
     tailorvit.resume(tmp_path / "cut", progress="quiet")
     assert len(scored) == 9 + whole - stored, "only the group that was cut short is scored again"
     assert state(tmp_path / "cut") == state(tmp_path / "whole")
-    monkeypatch.setattr(session_module, "train", None)
+    monkeypatch.setattr(team, "train", None)
     assert tailorvit.resume(tmp_path / "cut", progress="quiet")["arch"]
 
 
