@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: Markdown tables, the marked places of pages, facts of the machine."""
+"""What the benchmark scripts share: tables, the marked places of pages, facts of the machine, calls side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -75,3 +79,38 @@ def fill(page: Path, tables: Mapping[str, str]) -> None:
 
     page.write_text(_PLACE.sub(filled, text), encoding="utf-8")
     print(f"filled {page}")
+
+
+# -- calls side by side -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A script with its options, the file its output goes to, and whether it may begin, given the calls that ended."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    ready: Callable[[set[str]], bool] = lambda ended: True
+
+
+def side_by_side(calls: Iterable[Call], processes: int, seconds: float = float("inf")) -> None:
+    """Keep so many processes busy, the first calls first, until all have ended or the time is up."""
+    waiting, ended, begin = list(calls), set[str](), time.monotonic()
+    running: dict[Call, tuple[subprocess.Popen[bytes], float]] = {}
+    while (waiting or running) and time.monotonic() - begin < seconds:
+        for call, (process, since) in [pair for pair in running.items() if pair[1][0].poll() is not None]:
+            now = time.monotonic()
+            print(f"{now - begin:6.0f} s  {call.name}: {now - since:.0f} s, code {process.returncode}", flush=True)
+            del running[call]
+            ended.add(call.name)
+        for call in list(waiting):
+            if len(running) < processes and call.ready(ended):
+                with call.log.open("wb") as log:
+                    process = subprocess.Popen([sys.executable, *call.command], stdout=log, stderr=log)
+                running[call] = process, time.monotonic()
+                waiting.remove(call)
+        time.sleep(0.5)
+    for process, _ in running.values():
+        process.terminate()
+    print("all done" if not waiting and not running else f"time is up, {len(waiting)} calls not begun", flush=True)
