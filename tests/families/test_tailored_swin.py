@@ -182,5 +182,5 @@ def test_architectures_are_checked(genes, message):
 
 
 def test_blocks_without_end_are_refused_at_once():
-    with pytest.raises(TailorError, match="1,000|1000"):
+    with pytest.raises(TailorError, match=r"1,000|1000"):
         tailored_swin_arch({"depth": [2, 2, 10**8, 2], "embed": [8, 12, 16, 24], "heads": 1, "hidden": 16})

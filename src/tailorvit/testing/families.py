@@ -388,8 +388,9 @@ class FamilyContract:
     def test_saved_and_loaded_it_is_the_same(self, tmp_path: Path) -> None:
         """To the bit."""
         model, x = self.network_folder(tmp_path), self.images(self.smallest_space())
+        loaded = load(tmp_path)  # not in inference mode: some CPUs convolve by other kernels with weights made there
         with torch.inference_mode():
-            equal(load(tmp_path)(x), model(x))
+            equal(loaded(x), model(x))
 
     def test_onnx_agrees(self, tmp_path: Path) -> None:
         """onnxruntime gives the same logits."""
