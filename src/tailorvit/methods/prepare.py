@@ -63,6 +63,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     config = _with_device_settings(_with_default_limit(config, data, start), data, device)
     for training in (config.train, config.final.train):
         data.augment(training.augment)  # an unknown preset is found here
+    require_images_for_paths(config.train, data)
     check_peers(config.peers, data)
     limits = config.budget()
     entries: list[Entry] = []
@@ -122,6 +123,13 @@ def _with_device_settings(config: Config, data: Data, device: str) -> Config:
 
     final = replace(config.final, train=settled(config.final.train))
     return replace(config, train=settled(config.train), final=final)
+
+
+def require_images_for_paths(train: TrainSettings, data: Data) -> None:
+    """Refuse more paths than a batch has pairs of images: every path gets a pair, which may be mixed."""
+    images = min(train.batch, data.counts["train"])
+    if train.paths > 1 and images // 2 < train.paths:
+        raise TailorError(f"train.paths = {train.paths} needs batches of {2 * train.paths} images, not of {images}.")
 
 
 def batch_for(images: int, cuda: bool) -> int:

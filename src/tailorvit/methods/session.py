@@ -38,7 +38,7 @@ from tailorvit.seek import s3 as seek_s3
 from tailorvit.seek import s4 as seek_s4
 from tailorvit.seek.slopes import Accuracies
 from tailorvit.space import Space
-from tailorvit.train import RULES, Evaluator, Fixed, Rule, Sink, Teacher, TrainSettings, accuracy
+from tailorvit.train import Evaluator, Fixed, Rule, Sink, Teacher, TrainSettings, accuracy, rule_for
 from tailorvit.train.loop import inherit, shortened
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 Batches = Iterable[tuple[Tensor, Tensor]]
 KEPT_BYTES = 1 << 30  # a split up to this size stays in memory as floats
 SKIPPED = "skipped.json"  # images left out, each with the reason
+CHANGED = "changed"  # the kind of event that says which images changed while a run was going
 NAMED = 20  # of them in the log
 WARM_SHARE = 0.5  # of the epochs: a supernet that inherits the weights of the one before it trains this long
 
@@ -118,6 +119,8 @@ class Session:
 
     def note_skipped(self) -> None:
         """List the images left out or replaced in a file of the run; the log names the first of them."""
+        if sentence := self.data.changed():
+            self.log_once(CHANGED, sentence)
         rows = [{"path": p, "reason": r} for p, r in dict([*self.data.skipped, *self.data.failed]).items()]
         if not rows or self.run.read_json(SKIPPED) == rows:
             return
@@ -332,9 +335,8 @@ class Supernet:
             evaluator.known.clear()
             return dict(zip(watched, evaluator(list(watched.values())), strict=True))
 
-        return session.fit(
-            model, RULES[settings.rule](self.space), settings, self.stage, accuracies, teacher=self.teacher
-        )
+        rule = rule_for(settings, self.space)
+        return session.fit(model, rule, settings, self.stage, accuracies, teacher=self.teacher)
 
     def score(self, stage: str, candidates: Sequence[Candidate], generation: int = 0) -> list[Trial]:
         """Trials on the search split, stored under a stage; what is stored already is not evaluated again."""
@@ -421,10 +423,14 @@ class StageSink(Sink):
     def __init__(self, session: Session, stage: str) -> None:
         self.session, self.stage = session, stage
         self.epochs = 0  # that the database has
+        self.failed = len(session.data.failed)  # images that were told
         self._board = _tensorboard(session, stage) if session.config.tensorboard else None
 
     def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, after images that were replaced in its steps are told: they may be as before later."""
+        if len(self.session.data.failed) > self.failed:
+            self.session.note_skipped()
+            self.failed = len(self.session.data.failed)
         self.session.run.save_checkpoint(self.stage, tensors, {**meta, "epochs": self.epochs})
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

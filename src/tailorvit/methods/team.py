@@ -23,7 +23,8 @@ from tailorvit.space import Space
 from tailorvit.train import Rule, Sink, Teacher, TrainSettings, train
 from tailorvit.train.compiled import uncompiled
 from tailorvit.train.loop import Trained
-from tailorvit.train.share import Share, divisible
+from tailorvit.train.rules import paths_of_rule
+from tailorvit.train.share import Share, cannot_share
 
 if TYPE_CHECKING:
     from tailorvit.config import Config
@@ -100,7 +101,7 @@ def train_together(
 ) -> Trained:
     """Train a network on all processes, or here alone where that is not possible."""
     batch = min(settings.batch, session.data.counts["train"])
-    reason = None if divisible(batch) else f"a batch of {batch} has no part for each of {ranks.world()} processes"
+    reason = cannot_share(batch, paths_of_rule(rule)) or None
     told = rule if _can_be_sent(rule) is None else ToldRule(rule)
     sent = None if isinstance(told, ToldRule) else rule
     if reason is None:

@@ -2,7 +2,7 @@
 
 from tailorvit.train.evaluate import Evaluator, accuracy, class_scores, hits
 from tailorvit.train.loop import Sink, Trained, train
-from tailorvit.train.rules import RULES, Fixed, Rule, Sandwich, SinglePath
+from tailorvit.train.rules import RULES, Fixed, Rule, Sandwich, SinglePath, rule_for
 from tailorvit.train.settings import TrainSettings
 from tailorvit.train.teacher import Teacher
 
@@ -20,5 +20,6 @@ __all__ = [
     "accuracy",
     "class_scores",
     "hits",
+    "rule_for",
     "train",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, cast
@@ -32,9 +32,9 @@ from tailorvit.train.optim import (
     taught,
     without_drop_path,
 )
-from tailorvit.train.rules import Rule
+from tailorvit.train.rules import Rule, paths_of_rule
 from tailorvit.train.settings import TrainSettings
-from tailorvit.train.share import Share
+from tailorvit.train.share import Share, paths_of
 from tailorvit.train.stopping import Stopped, asked, held
 from tailorvit.train.teacher import Teacher, Telling, in_evaluation_mode, told
 
@@ -227,7 +227,7 @@ class Trainer:
             teacher.network.to(device)
         self.model, self.batches, self.rule, self.settings = model.to(device), batches, rule, settings
         self.seed, self.sink, self.evaluate, self.device = seed, sink, evaluate, device
-        self.teacher, self.share = teacher, share
+        self.teacher, self.share, self.paths = teacher, share, paths_of_rule(rule)
         self.total = settings.epochs * batches.steps_per_epoch
         self.state = State(self.model, settings)
         self.epoch = EpochSums()
@@ -353,30 +353,58 @@ class Trainer:
                     raise
                 why = reason(error)
             self._undo(statistics)  # here, since an error keeps all tensors of its calls alive
-            self._take_fewer(len(batch.y), why)
+            self._take_fewer(len(batch.y) // self.paths, why)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._undo(statistics)
             return None, 0
         for group in optimizer.param_groups:
             group["lr"] = lr * group["share"]
         optimizer.step()
-        return loss, correct // len(archs)
+        return loss, correct if self.paths > 1 else correct // len(archs)
 
     def _gradients(self, batch: Any, archs: Sequence[Arch | None]) -> tuple[float, int, float]:
         """The clipped gradients of a batch, taken in parts where memory asks for it: (loss, correct answers, norm)."""
         self.state.optimizer.zero_grad(set_to_none=True)
         parts, loss, correct = 1 if self.share is not None else self.state.meta["parts"], 0.0, 0
-        for part in zip(*(t.tensor_split(parts) for t in (batch.x, batch.y, batch.target)), strict=True):
-            of_part = self._add_gradients(Part(*part), archs, len(part[1]) / len(batch.y))
-            loss, correct = loss + of_part[0], correct + of_part[1]
-        if self.settings.freeze == "none":
-            # As in the released code: blocks that were not sampled still decay and move by their momentum.
-            for p in self.model.parameters():
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        for images, through in self._routes(batch, archs):
+            for part in zip(*(t.tensor_split(min(parts, len(t))) for t in images), strict=True):
+                of_part = self._add_gradients(Part(*part), through, len(part[1]) / len(batch.y))
+                loss, correct = loss + of_part[0], correct + of_part[1]
+        self._complete_gradients(archs)
         if self.share is not None:
             loss, correct = self.share.step(self.model.parameters(), loss, correct)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf)
         return loss, correct, float(norm)
+
+    def _routes(self, batch: Any, archs: Sequence[Arch | None]) -> Iterator[tuple[Part, Sequence[Arch | None]]]:
+        """Which images go through which architectures: all through all, or each path's through its own."""
+        images = Part(batch.x, batch.y, batch.target)
+        if self.paths == 1:
+            yield images, archs
+            return
+        whole, places = (
+            (len(batch.y), range(len(batch.y))) if self.share is None else (self.share.batch, self.share.places)
+        )
+        for path, rows in paths_of(places, self.paths, whole).items():
+            # A path's draws are its own, so it does not matter how many processes there are.
+            seed_everything(self.seed, "step", self.state.meta["step"], "path", path)
+            yield Part(*(t[rows] for t in images)), archs[path : path + 1]
+
+    def _complete_gradients(self, archs: Sequence[Arch | None]) -> None:
+        """Zeros where a weight that is to be stepped has no gradient."""
+        names: Container[str] = ()
+        if self.settings.freeze == "none":
+            # As in the released code: blocks that were not sampled still decay and move by their momentum.
+            names = {name for name, _ in self.model.named_parameters()}
+        elif self.paths > 1:  # another process may have the path that uses it
+            slices = [cast(Elastic, self.model).slices(arch) for arch in archs if arch is not None]
+            names = {name for of in slices for name in of}
+            if isinstance(self.state.optimizer, SliceAdamW):
+                for of in slices:
+                    self.state.optimizer.use(self.model, of)
+        for name, p in self.model.named_parameters():
+            if p.grad is None and name in names:
+                p.grad = torch.zeros_like(p)
 
     def _undo(self, statistics: Sequence[Tensor]) -> None:
         """Forget a step whose gradients cannot be used."""
@@ -412,7 +440,7 @@ class Trainer:
                 lesson = teacher.lesson(x, target)
         for i, arch in enumerate(archs):
             no_drop = settings.reg_largest_only and i > 0
-            whole = nullcontext() if self.share is None else self.share.forward()
+            whole = nullcontext() if self.share is None or self.paths > 1 else self.share.forward()
             with without_drop_path(self.model) if no_drop else nullcontext(), self._autocast(), whole:
                 logits, tokens = told(self.call(x) if arch is None else self.call(x, arch))
             if teacher is None or lesson is None:
@@ -422,7 +450,7 @@ class Trainer:
             (loss * share).backward()
             if settings.distill and i == 0:
                 target = taught(target, logits)
-            if isinstance(optimizer, SliceAdamW):
+            if isinstance(optimizer, SliceAdamW) and self.paths == 1:
                 every: Slices = {name: () for name, _ in self.model.named_parameters()}
                 optimizer.use(self.model, every if arch is None else cast(Elastic, self.model).slices(arch))
             mean_loss += weight * float(loss.detach()) / len(archs)
@@ -488,6 +516,9 @@ class Trainer:
             return None
         if self.state.meta["parts"] > 1:
             return None  # a recorded step takes all images at once
+        if self.paths > 1:
+            self.sink.event("graphs", "steps run eagerly: a recorded step has one architecture for all images")
+            return None
         if self.share is not None and self.share.norms:
             self.sink.event("graphs", "steps run eagerly: a recorded batch norm cannot wait for other processes")
             return None

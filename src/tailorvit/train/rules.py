@@ -9,6 +9,7 @@ from typing import Protocol
 from tailorvit.arch import Arch
 from tailorvit.rng import generator
 from tailorvit.space import Space
+from tailorvit.train.settings import TrainSettings
 
 
 class Rule(Protocol):
@@ -20,13 +21,15 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class SinglePath:
-    """AutoFormer and S4: one random architecture a step."""
+    """AutoFormer and S4: one random architecture a step; with more paths one for each of as many parts of a batch."""
 
     space: Space
+    paths: int = 1
 
     def archs_at(self, seed: int, step: int) -> tuple[Arch, ...]:
-        """One random architecture."""
-        return (self.space.sample(generator(seed, "rule", step)),)
+        """One random architecture for each path."""
+        rng = generator(seed, "rule", step)
+        return tuple(self.space.sample(rng) for _ in range(self.paths))
 
 
 @dataclass(frozen=True)
@@ -54,3 +57,13 @@ class Fixed:
 
 
 RULES: Mapping[str, Callable[..., Rule]] = {"single_path": SinglePath, "sandwich": Sandwich}
+
+
+def paths_of_rule(rule: Rule) -> int:
+    """Into how many parts a batch is cut, each for an architecture of its own; 1: every architecture sees all of it."""
+    return rule.paths if isinstance(rule, SinglePath) else 1
+
+
+def rule_for(settings: TrainSettings, space: Space) -> Rule:
+    """The rule that the settings of a supernet's training ask for."""
+    return SinglePath(space, settings.paths) if settings.rule == "single_path" else RULES[settings.rule](space)

@@ -31,6 +31,7 @@ class TrainSettings:
     clip: float = 1.0  # largest gradient norm; 0 does not clip
     precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU
     rule: Literal["single_path", "sandwich"] = "single_path"
+    paths: int = 1  # single_path only: parts of a batch, each through an architecture of its own
     distill: bool = False  # sandwich only: the others learn from the largest network's outputs too (BigNAS)
     reg_largest_only: bool = False  # sandwich only: drop path in the largest network alone (BigNAS)
     freeze: Literal["none", "tensor", "slice"] = "none"
@@ -64,6 +65,14 @@ class TrainSettings:
             raise TailorError(f"train.drop_path must be below 1, not {self.drop_path}.")
         if self.optimizer == "sgd" and self.freeze == "slice":
             raise TailorError("train.freeze = 'slice' needs AdamW: leave train.optimizer at 'adamw'.")
+        if self.paths < 1 or (self.paths > 1 and self.rule != "single_path"):
+            raise TailorError(
+                f"train.paths must be 1, or more with train.rule = 'single_path', not {self.paths} with '{self.rule}'."
+            )
+        if self.batch and self.batch // 2 < self.paths:
+            raise TailorError(
+                f"train.paths = {self.paths} needs train.batch of at least {2 * self.paths}, not {self.batch}."
+            )
         for name in ("distill", "reg_largest_only"):
             if getattr(self, name) and self.rule != "sandwich":
                 raise TailorError(

@@ -75,9 +75,20 @@ def rows_of(rank: int, world: int, batch: int) -> list[int]:
     return [*range(low, high), *range(2 * pairs - high, 2 * pairs - low), *last]
 
 
-def divisible(batch: int) -> bool:
-    """Whether every process gets a part of a batch."""
-    return batch // 2 >= ranks.world()
+def paths_of(places: Sequence[int], paths: int, batch: int) -> dict[int, list[int]]:
+    """The paths that a process has, each with its rows among the process's own; those of a whole path or none."""
+    own = {place: row for row, place in enumerate(places)}
+    rows = {path: rows_of(path, paths, batch) for path in range(paths)}
+    return {path: [own[place] for place in of] for path, of in rows.items() if of[0] in own}
+
+
+def cannot_share(batch: int, paths: int = 1) -> str:
+    """Why a batch cannot be dealt to all processes; empty where it can."""
+    if batch // 2 < ranks.world():
+        return f"a batch of {batch} has no part for each of {ranks.world()} processes"
+    if paths > 1 and paths % ranks.world():
+        return f"train.paths = {paths} cannot be dealt evenly to {ranks.world()} processes"
+    return ""
 
 
 # -- a forward pass that sees the whole batch -------------------------------------------------------------------------
