@@ -40,7 +40,7 @@ from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.follower import follow
 from tailorvit.methods.prepare import prepare, several_gpus
-from tailorvit.methods.session import SKIPPED, Plan, Session
+from tailorvit.methods.session import CHANGED, SKIPPED, Plan, Session
 from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import preserved_state
@@ -677,11 +677,9 @@ def _to_go_on_with(record: Run) -> Iterator[None]:
 
 def _with_changes(session: Session, facts: dict[str, Any]) -> dict[str, Any]:
     """The result with a doubt where images changed while the run was going."""
-    sentence = session.data.changed()
-    if not sentence:
-        return facts
-    session.log_once("data", sentence)
-    return {**facts, "doubts": [*facts.get("doubts", ()), sentence]}
+    session.note_skipped()
+    sentences = [event["text"] for event in session.run.events(CHANGED)]
+    return {**facts, "doubts": [*facts.get("doubts", ()), *sentences]} if sentences else facts
 
 
 def _go_on(folder: Path) -> str:

@@ -15,6 +15,7 @@ from trust_tools import QUICK, picture_folder, refused
 from tailorvit import api, memory
 from tailorvit.config import configure
 from tailorvit.data import open_data
+from tailorvit.data.images import LazyImageSet
 from tailorvit.dims import Dim
 from tailorvit.errors import TailorError, out_of_memory
 from tailorvit.export import export
@@ -22,6 +23,7 @@ from tailorvit.memory import device_memory, require_memory, usable_device
 from tailorvit.portable import to_pixels
 from tailorvit.runs import Run
 from tailorvit.runs.atomic import disk_full
+from tailorvit.train.loop import Trainer
 
 
 @pytest.mark.parametrize(
@@ -218,4 +220,39 @@ def test_images_that_change_during_a_run_are_told(call, tmp_path, monkeypatch):
     (doubt,) = json.loads((run / "result.json").read_text())["doubts"]
     assert "Data changed during the run: 'a/3.png' and 1 more" in doubt
     with Run.open(run, lock=False) as record:
-        assert doubt in [e["text"] for e in record.events("data")]
+        assert doubt in [e["text"] for e in record.events("changed")]
+
+
+def test_images_that_change_and_are_put_back_are_told(call, tmp_path, monkeypatch):
+    """Also where the process that read the wrong one was killed before its end."""
+    data, run = picture_folder(tmp_path / "d"), tmp_path / "run"
+    file, inner, trained = data / "a" / "0.png", LazyImageSet.read, []
+    right, wrong = file.read_bytes(), (data / "b" / "0.png").read_bytes() + b" "
+
+    def read(images, ids, among):
+        if not trained:
+            return inner(images, ids, among)
+        file.write_bytes(wrong)
+        try:
+            return inner(images, ids, among)
+        finally:
+            file.write_bytes(right)
+
+    train, save = Trainer.run, Run.save_checkpoint
+
+    def killed(record, *rest):
+        save(record, *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LazyImageSet, "read", read)
+    monkeypatch.setattr(Trainer, "run", lambda trainer: (trained.append(True), train(trainer)))
+    monkeypatch.setattr(Run, "save_checkpoint", killed)
+    alone = ["--set", "data.cache=0"]
+    call("run", "--data", data, "--out", run, *QUICK, *alone)
+    assert not (run / "result.json").exists() and file.read_bytes() == right
+    monkeypatch.undo()
+    code, _, err = call("resume", run)
+    assert code == 0, err
+    (doubt,) = json.loads((run / "result.json").read_text())["doubts"]
+    assert doubt.startswith("Data changed during the run: 'a/0.png' became another file or went away")
+    assert "it became another file" in (run / "skipped.json").read_text()

@@ -205,6 +205,17 @@ def decode_unresized(
 
 # -- sets of images ---------------------------------------------------------------------------------------------------
 
+GONE, ALTERED = "it went away", "it became another file"
+
+
+def state_of(path: Path, size: int) -> str:
+    """What became of a file that had this size: GONE, ALTERED, or nothing."""
+    try:
+        return "" if path.stat().st_size == size else ALTERED
+    except OSError:
+        return GONE
+
+
 
 class ImageSet:
     """All images of a data source, in one fixed order; what :attr:`DataSource.read` returns.
@@ -271,15 +282,13 @@ class ImageSet:
         return None
 
     def changed(self) -> list[str]:
-        """The files that are gone or of another size since the set was read."""
-        found = []
-        for path, (name, size) in zip(self.names or (), self.files or ()):
-            try:
-                same = Path(path).stat().st_size == size
-            except OSError:
-                same = False
-            found += [] if same else [name]
-        return found
+        """The files that are gone or of another size since the set was read, or were so when they were opened."""
+        then = dict([*self.skipped, *self.failed.items()])
+        return [
+            name
+            for path, (name, size) in zip(self.names or (), self.files or ())
+            if then.get(path) in (GONE, ALTERED) or state_of(Path(path), size)
+        ]
 
 
 class ArrayImageSet(ImageSet):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorvit.data.images import ArrayImageSet, ImageSet, LazyImageSet, thread_map
+from tailorvit.data.images import ArrayImageSet, ImageSet, LazyImageSet, state_of, thread_map
 from tailorvit.data.splits import Ints
 from tailorvit.errors import TailorError, unknown
 from tailorvit.portable import SUFFIXES, Pixels, is_grey, reason, to_image
@@ -444,6 +444,8 @@ def _read_folder(path: str) -> LazyImageSet:
     visible = [headers[i] for i in good if origin[i] != "test"]  # the test folder decides nothing
 
     def opener(index: int) -> Image.Image:
+        if problem := state_of(files[index], sizes[index][1]):
+            raise OSError(problem)
         return Image.open(files[index])
 
     return LazyImageSet(
