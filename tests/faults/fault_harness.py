@@ -6,9 +6,12 @@ A failure is a traceback, a hang, a sentence that is none, or a result that diff
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +26,8 @@ from tailorvit.rng import derive, generator
 
 SAME, TOLD, FAILED = "same", "told", "failed"
 NOTHING = Fault()
+RANKS = Path(__file__).with_name("fault_ranks.py")
+PATIENCE = 600.0  # seconds for two processes that are started twice
 
 
 class Failure(Exception):
@@ -39,6 +44,7 @@ class House:
         if names:
             self.cases = {n: self.cases[n] for n in names}
         self._whole: dict[str, tuple[dict[str, Any], End, float]] = {}
+        self.shared: dict[str, tuple[dict[str, Any], dict[int, End]]] = {}  # by two processes of a torchrun
         meter.measure_latency = latency_of_size
         self._base()
         gc.freeze()  # or every child's collector would copy what the parent holds
@@ -379,6 +385,42 @@ def read_only(house: House, case: Case, folder: Path, rng: np.random.Generator) 
     return lasting(house, case, folder, rng, Fault("read-only", a_tick(house, case, rng)), reference)
 
 
+def torchrun(house: House, verb: str, args: list[Any], options: dict[str, Any], rank: int, tick: int) -> dict[int, End]:
+    """Two processes of a torchrun at work, one of which is killed at a tick (0: none); how they ended, by rank."""
+    place = house.place / "torchrun"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    job = place / "job.json"
+    job.write_text(json.dumps({"verb": verb, "args": args, "options": options, "rank": rank, "tick": tick}))
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    done = subprocess.run([*start, str(RANKS), str(job)], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if tick and "SIGKILL" not in done.stderr:
+        raise Failure(f"process {rank + 1} was not killed at tick {tick}: {done.stderr[-1500:]}")
+    ends = {int(p.stem[-1]): End(**json.loads(p.read_text())) for p in place.glob("end-*.json")}
+    if done.returncode and all(end.code == 0 for end in ends.values()):
+        raise Failure(f"torchrun ended with {done.returncode}: {done.stderr[-1500:]}")
+    return ends
+
+
+def lost_worker(house: House, case: Case, folder: Path, rng: np.random.Generator) -> Ending:
+    """One of two processes is killed, the writer or the other; torchrun starts both again."""
+    if case.name not in house.shared:
+        ends = torchrun(house, *case.job(folder), 0, 0)
+        if ends.keys() != {0, 1} or any(end.code for end in ends.values()):
+            raise Failure(f"the undisturbed run of two processes fails: {[e.said[-700:] for e in ends.values()]}")
+        house.shared[case.name] = outcome(folder), ends
+        shutil.rmtree(folder)
+    reference, whole = house.shared[case.name]
+    rank = int(rng.integers(2))
+    ends = torchrun(house, *case.job(folder), rank, int(rng.integers(1, whole[rank].ticks + 1)))
+    for end in ends.values():
+        if end.code:
+            require_sentence(end)
+    if not (folder / "result.json").exists():
+        ends = torchrun(house, "resume", [str(folder)], {}, 0, 0)
+    return compared(folder, reference), " ".join(end.said for end in ends.values()).strip()
+
+
 def two_processes(house: House, case: Case, folder: Path, rng: np.random.Generator) -> Ending:
     """A second process on the folder of a run is refused, and the run does not notice."""
     reference, _, _ = house.whole(case)
@@ -414,8 +456,12 @@ FAULTS: dict[str, Callable[..., Ending]] = {
     "clock jump": clock_jump,
     "read-only folder": read_only,
     "two processes": two_processes,
+    "lost worker": lost_worker,
 }
-PICTURES = "fixed, pictures"
+ONLY = {  # cases that a fault can happen to, or that take seconds where others take minutes
+    "data changed": ("fixed, pictures",),
+    "lost worker": ("fixed", "fixed, augmented", "fixed, batch norms", "finetune", "autoformer", "tf-tas"),
+}
 SLOW = {
     "contest": 0.1,
     "hat": 0.3,
@@ -431,10 +477,9 @@ def disturb(house: House, number: int, seed: int = 0, only: str = "") -> dict[st
     rng = generator(derive(seed, "fault", number), "fault")
     names = [only] if only else list(FAULTS)
     fault = names[number % len(names)]
-    some = list(house.cases)
+    some = [n for n in house.cases if n in ONLY.get(fault, house.cases)] or list(house.cases)
     share = np.array([SLOW.get(n, 1.0) for n in some])
-    drawn = some[int(rng.choice(len(some), p=share / share.sum()))]
-    name = PICTURES if fault == "data changed" and PICTURES in some else drawn
+    name = some[int(rng.choice(len(some), p=share / share.sum()))]
     folder = house.place / f"run-{number}"
     began = time.monotonic()
     try:

@@ -28,16 +28,18 @@ def test_every_method_is_disturbed(tmp_path):
 
 
 def test_a_sample_of_faults_loses_nothing_silently(tmp_path):
-    """Every kind of fault once, in runs that take half a second."""
+    """Every kind of fault once, in runs that take half a second; a lost worker is tried by the end-to-end tests."""
     some = ("fixed", "fixed, batch norms", "fixed, pictures", "finetune")
     names = [word for name in some for word in ("--case", name)]
     out = tmp_path / "rows.jsonl"
-    count = len(FAULTS)
+    kinds = [kind for kind in FAULTS if kind != "lost worker"]
+    count = len(kinds)
+    assert kinds == list(FAULTS)[:count]
     command = [sys.executable, str(SCRIPT), "run", "--faults", str(count), "--seed", "7", "--out", str(out), *names]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rows) == count and {r["fault"] for r in rows} == set(FAULTS)
+    assert len(rows) == count and {r["fault"] for r in rows} == set(kinds)
     assert sum(r["end"] == "same" for r in rows) >= count // 2
 
 
