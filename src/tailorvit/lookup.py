@@ -234,7 +234,8 @@ EXTRAS = {
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "figures": ("resvg-py",),
     "front": ("pymoo",),
-    "hf": ("transformers",),
+    "hf": ("datasets", "transformers"),
+    "shards": ("pyarrow", "webdataset"),
     "tensorboard": ("tensorboard",),
 }
 

@@ -39,6 +39,7 @@ from tailorvit.data.augment_batches import (
 )
 from tailorvit.data.images import (
     LARGEST,
+    Ahead,
     DecodedImages,
     FileAccess,
     UnresizedImage,
@@ -78,6 +79,8 @@ class SplitReader:
     std: tuple[float, ...]
     failed: dict[str, str]
     files: FileAccess | None = None  # where images come from files
+    order: Callable[[int, int, int], Ints] | None = None  # positions of an epoch by (seed, epoch, batch); None: any
+    ahead: Ahead | None = None  # where files must be fetched before they are read
 
 
 def resident_limit(device: str) -> int:
@@ -113,7 +116,7 @@ class TrainBatches:
         self.seed = seed
         self.augment = augment
         self.steps_per_epoch = len(reader.labels) // self.batch
-        self._order: tuple[int, Ints] = (-1, np.empty(0, np.int64))
+        self._orders: dict[int, Ints] = {}  # of the two epochs last asked for, as files are fetched for the next one
         self.rows: Ints | None = None  # of every batch, where only a part is wanted
 
     def only(self, rows: Sequence[int]) -> Self:
@@ -129,25 +132,46 @@ class TrainBatches:
         """Images that are made for a step."""
         return self.batch if self.rows is None else len(self.rows)
 
+    def wanted(self, step: int) -> Ints:
+        """Positions of the images that this process reads for a step."""
+        return self._own_positions(step)
+
     def _own_positions(self, step: int) -> Ints:
         whole = self._positions(step)
         return whole if self.rows is None else whole[self.rows]
 
     def _positions(self, step: int) -> Ints:
         epoch, k = divmod(step, self.steps_per_epoch)
-        known, order = self._order
-        if known != epoch:
-            order = generator(self.seed, "epoch", epoch).permutation(len(self.reader.labels)).astype(np.int64)
-            self._order = (epoch, order)
+        order = self._orders.get(epoch)
+        if order is None:
+            order = self._order(epoch)
+            self._orders = dict([*self._orders.items(), (epoch, order)][-2:])
         return order[k * self.batch : (k + 1) * self.batch]
+
+    def _order(self, epoch: int) -> Ints:
+        if self.reader.order is not None:
+            return self.reader.order(self.seed, epoch, self.batch)
+        return generator(self.seed, "epoch", epoch).permutation(len(self.reader.labels)).astype(np.int64)
 
     def at(self, step: int) -> Batch:
         """The batch of one step."""
         raise NotImplementedError
 
     def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
-        """The batches ``at(start)`` to ``at(stop - 1)``, prepared ahead."""
+        """The batches ``at(start)`` to ``at(stop - 1)``, made ahead by so many processes (None: by the spare cores)."""
+        batches = self._iterate(start, stop, workers)
+        return batches if self.reader.ahead is None else self._fetched_ahead(batches, start, stop, self.reader.ahead)
+
+    def _iterate(self, start: int, stop: int, workers: int | None) -> Generator[Batch]:
         raise NotImplementedError
+
+    def _fetched_ahead(self, batches: Generator[Batch], start: int, stop: int, ahead: Ahead) -> Generator[Batch]:
+        """The batches, while the files of later ones are fetched."""
+        with ahead((step, self.wanted(step)) for step in range(start, stop)) as reached, closing(batches):
+            reached(start)
+            for step, batch in enumerate(batches, start):
+                yield batch
+                reached(step + 1)
 
     @staticmethod
     def _threaded(work: Callable[[int], T], start: int, stop: int) -> Generator[T]:
@@ -170,18 +194,31 @@ def _identity(item: T) -> T:
     return item
 
 
-def _forked_loader(dataset: Dataset[Any], numbers: range, workers: int) -> Any:
-    """A loader whose worker processes fork, so that images in memory are not copied to each."""
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=numbers,
-        num_workers=workers,
-        collate_fn=_identity,
-        generator=torch.Generator(),  # or the loader would draw from the global one
-        multiprocessing_context="fork",
-        prefetch_factor=AHEAD,
-    )
+class _Forked:
+    """What worker processes make of the numbers, in order; they fork here, so that images in memory are not copied."""
+
+    def __init__(self, dataset: Dataset[Any], numbers: range, workers: int) -> None:
+        self._coming = iter(
+            DataLoader(
+                dataset,
+                batch_size=None,
+                sampler=numbers,
+                num_workers=workers,
+                collate_fn=_identity,
+                generator=torch.Generator(),  # or the loader would draw from the global one
+                multiprocessing_context="fork",
+                prefetch_factor=AHEAD,
+            )
+        )
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._coming)
+        except TailorError as error:  # as the loader raises it again: the worker's whole traceback
+            raise TailorError(str(error).strip().splitlines()[-1].partition(": ")[2] or str(error)) from None
 
 
 def _spare_workers(steps: int, limit: int) -> int:
@@ -210,6 +247,10 @@ class HostBatches(TrainBatches):
         self._pixel_stage = PixelStage(augment, reader.size, reader.mean)
         self._batch_stage = BatchStage(augment, reader.classes)
 
+    def wanted(self, step: int) -> Ints:
+        """The whole batch, as timm draws for one image after the other."""
+        return self._positions(step)
+
     def pixels(self, step: int) -> Tensor:
         """The slow part: images read and augmented, still uint8."""
         x = self.reader.read(self._positions(step))
@@ -228,8 +269,8 @@ class HostBatches(TrainBatches):
         """The batch of one step."""
         return self._finish(step, self.pixels(step))
 
-    def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
-        """The batches ``at(start)`` to ``at(stop - 1)``, prepared ahead.
+    def _iterate(self, start: int, stop: int, workers: int | None) -> Generator[Batch]:
+        """Batches prepared ahead.
 
         RandAugment draws from the global generators, which another thread must not touch while the network draws from
         them, so it moves to ``workers`` processes (None: the spare cores; 0: no process, nothing ahead).
@@ -246,7 +287,7 @@ class HostBatches(TrainBatches):
             yield self._finish(step, pixels)
 
     def _forked(self, start: int, stop: int, workers: int) -> Iterator[Tensor]:
-        for pixels, failed in _forked_loader(_Steps(self), range(start, stop), workers):
+        for pixels, failed in _Forked(_Steps(self), range(start, stop), workers):
             self.reader.failed.update(failed)
             yield torch.from_numpy(pixels)
 
@@ -483,8 +524,7 @@ class StreamBatches(PlannedBatches):
         step, part = divmod(number, self.pieces)
         return self._own_positions(step)[part * PIECE : (part + 1) * PIECE]
 
-    def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
-        """The batches ``at(start)`` to ``at(stop - 1)``, read by ``workers`` processes (None: by the spare cores)."""
+    def _iterate(self, start: int, stop: int, workers: int | None) -> Generator[Batch]:
         count = _spare_workers(stop - start, 16) if workers is None else workers
         returns: Returns = deque()
         with closing(self._from_workers(start, stop, count) if count else self._alone(start, stop)) as loads:
@@ -599,7 +639,7 @@ class StreamBatches(PlannedBatches):
         # At most AHEAD * workers pieces are requested beyond the one last handed over, so no slot is lost unread.
         pieces = _Pieces(self, AHEAD * workers + 2)
         numbers = range(start * self.pieces, stop * self.pieces)
-        return self._gathered(iter(_forked_loader(pieces, numbers, workers)), pieces.ring, numbers)
+        return self._gathered(_Forked(pieces, numbers, workers), pieces.ring, numbers)
 
     def _gathered(self, coming: Iterator[Any], ring: Pixels, numbers: range) -> Generator[StepImages]:
         many = self.at_once * self.pieces

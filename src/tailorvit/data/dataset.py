@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tailorvit.data.augment import Augment, augment_preset
 from tailorvit.data.batches import DeviceBatches, HostBatches, SplitReader, StreamBatches, TrainBatches, placement
+from tailorvit.data.disk_cache import DISK_BYTES, bounded
 from tailorvit.data.images import ImageSet, centre_crop, normalise, scale_bias
 from tailorvit.data.sources import read_source
 from tailorvit.data.splits import (
@@ -47,6 +48,7 @@ class DataSettings:
     test_share: float = 0.2
     limit: int | None = None  # at most this many images per split, class-balanced
     cache: int = 1 << 30  # bytes of decoded images kept in memory
+    disk_cache: int = DISK_BYTES  # bytes of shards from elsewhere kept on disk
 
     def __post_init__(self) -> None:
         search = USUAL_SHARE if self.search_share is None else self.search_share
@@ -54,6 +56,8 @@ class DataSettings:
             raise TailorError("data.search_share and data.test_share must be above 0 and leave images to train on.")
         if self.cache < 0:
             raise TailorError(f"data.cache, in bytes, must be at least 0, not {self.cache}.")
+        if self.disk_cache < 1:
+            raise TailorError(f"data.disk_cache, in bytes, must be at least 1, not {self.disk_cache}.")
 
 
 class Data:
@@ -187,7 +191,7 @@ class Data:
     def _statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation per channel over evenly spaced training images."""
         ids = self._splits["train"]
-        spaced = ids[np.unique(np.linspace(0, len(ids) - 1, min(len(ids), _STATISTICS)).astype(np.int64))]
+        spaced = self._images.spaced(ids, _STATISTICS)
         total = torch.zeros(2, self.channels, dtype=torch.float64)
         step = min(100, max(1, _STATISTICS_VALUES // math.prod(self._images.stored_shape)))
         for at in range(0, len(spaced), step):
@@ -242,6 +246,8 @@ class Data:
             std=self.std,
             failed=self._images.failed,
             files=self._images.file_access(ids),
+            order=self._images.order(ids),
+            ahead=self._images.ahead(ids),
         )
         where = self.placement("train", device, on_device)
         if where == "resident":
@@ -255,8 +261,10 @@ class Data:
         ids, key = self._ids(split), (split, device)
         if key not in self._resident:
             images = torch.empty((len(ids), *self._images.stored_shape), dtype=torch.uint8, device=device)
-            for at in range(0, len(ids), 1024):
-                images[at : at + 1024] = self._images.read(ids[at : at + 1024], ids).to(device)
+            with self._images.fetched_ahead(ids, 1024) as reached:
+                for at in range(0, len(ids), 1024):
+                    reached(at)
+                    images[at : at + 1024] = self._images.read(ids[at : at + 1024], ids).to(device)
             self._resident[key] = images
         return self._resident[key]
 
@@ -282,9 +290,11 @@ class Data:
             yield x.to(torch.float32).mul_(scale).add_(bias).contiguous(), labels[at : at + batch]
 
     def _eval_on_host(self, split: str, total: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for at in range(0, total, batch):
-            x, y = self.examples(split, range(at, min(at + batch, total)))
-            yield self.normalise(x), y
+        with self._images.fetched_ahead(self._ids(split), batch) as reached:
+            for at in range(0, total, batch):
+                reached(at)
+                x, y = self.examples(split, range(at, min(at + batch, total)))
+                yield self.normalise(x), y
 
 
 def open_data(
@@ -296,6 +306,7 @@ def open_data(
     test_share: float = 0.2,
     saved: Mapping[str, Any] | None = None,
     cache_bytes: int = 1 << 30,
+    disk_bytes: int = DISK_BYTES,
     limit: int | None = None,
     earlier: Mapping[str, Any] | None = None,
 ) -> Data:
@@ -308,15 +319,18 @@ def open_data(
     if limit is not None and limit < 2:  # of one image, whose class is the only one, 100 % are always right
         raise TailorError(f"The limit on images must be at least 2, not {limit}.")
     size = None if image_size is None else checked_size(image_size)
-    images = read_source(source)
+    with bounded(disk_bytes):
+        images = read_source(source)
     if saved is None and earlier is not None and earlier.get("fingerprint") == images.fingerprint:
         saved = earlier
     if saved is None:
-        splits = make_splits(images.labels, images.origin, images.classes, seed, search_share, test_share)
+        splits = make_splits(
+            images.labels, images.origin, images.classes, seed, search_share, test_share, images.shards
+        )
     else:
         splits = restore(saved, images.fingerprint, len(images.labels), images.files)
     if limit is not None:
-        splits = {s: balanced_subset(ids, images.labels, limit, seed, s) for s, ids in splits.items()}
+        splits = {s: balanced_subset(ids, images.labels, limit, seed, s, images.shards) for s, ids in splits.items()}
     images.notes += missing_classes(splits, images.labels, images.classes)
     images.prepare(size, sum(map(len, splits.values())), cache_bytes)
     return Data(source, images, splits)

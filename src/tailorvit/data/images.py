@@ -6,8 +6,9 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -47,6 +48,13 @@ _SIGHTINGS = 3  # finding Pillow's resize order for a size costs as much as thre
 _THREADS: dict[int, ThreadPoolExecutor] = {}
 A = TypeVar("A")
 B = TypeVar("B")
+# Takes the steps to come with the positions read for each, has their files fetched, and is told the step reached.
+Ahead = Callable[[Iterable[tuple[int, Ints]]], AbstractContextManager[Callable[[int], None]]]
+
+
+class UnreachableError(TailorError):
+    """Images that cannot be had now, though nothing says that they are broken: no others may take their place."""
+
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
@@ -216,15 +224,17 @@ def state_of(path: Path, size: int) -> str:
         return GONE
 
 
-
 class ImageSet:
     """All images of a data source, in one fixed order; what :attr:`DataSource.read` returns.
 
     ``labels`` are class numbers into ``classes``. ``origin`` says for each image which part of the data it came from:
     "all", or "train", "val" and "test". The fingerprint changes when the data does. ``skipped`` are (name, reason) of
     images left out, ``notes`` are sentences about the data for the user. ``files`` are the images' names below the
-    data's folder with their bytes, where they are files.
+    data's folder with their bytes, where they are files; a mapping where each file holds many images. ``shards`` is
+    then the number of each image's file.
     """
+
+    shards: Ints | None = None
 
     def __init__(
         self,
@@ -236,7 +246,7 @@ class ImageSet:
         names: Sequence[str] | None = None,
         skipped: Iterable[tuple[str, str]] = (),
         notes: Iterable[str] = (),
-        files: Files | None = None,
+        files: Files | Mapping[str, int] | None = None,
     ) -> None:
         self.classes = tuple(classes)
         self.labels = labels
@@ -281,12 +291,34 @@ class ImageSet:
         """What streamed batches need to leave the resize of files to the device; None for arrays."""
         return None
 
+    def spaced(self, ids: Ints, count: int) -> Ints:
+        """So many of the ids, evenly spaced: those that the set's mean and deviation come from."""
+        return ids[np.unique(np.linspace(0, len(ids) - 1, min(len(ids), count)).astype(np.int64))]
+
+    def order(self, ids: Ints) -> Callable[[int, int, int], Ints] | None:
+        """Positions of an epoch by (seed, epoch, batch), where the order matters to the reader; None: any order."""
+        return None
+
+    def ahead(self, ids: Ints) -> Ahead | None:
+        """How files are fetched before they are needed; None where all are at hand."""
+        return None
+
+    def fetched_ahead(self, ids: Ints, many: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Inside, files are fetched for images that are read in this order, so many at a time; it is told how far."""
+        ahead = self.ahead(ids)
+        if ahead is None:
+            return nullcontext(lambda at: None)
+        every = np.arange(len(ids))
+        return ahead((at, every[at : at + many]) for at in range(0, len(ids), many))
+
     def changed(self) -> list[str]:
         """The files that are gone or of another size since the set was read, or were so when they were opened."""
-        then = dict([*self.skipped, *self.failed.items()])
+        then, files = dict([*self.skipped, *self.failed.items()]), self.files
         return [
             name
-            for path, (name, size) in zip(self.names or (), self.files or ())
+            for path, (name, size) in zip(
+                self.names or (), () if files is None or isinstance(files, Mapping) else files
+            )
             if then.get(path) in (GONE, ALTERED) or state_of(Path(path), size)
         ]
 
@@ -371,6 +403,8 @@ class LazyImageSet(ImageSet):
         try:
             with self.opener(index) as image:
                 return to_pixels(image, self.channels, stored_size(self.size, self.margin))
+        except UnreachableError:
+            raise
         except Exception as error:  # decoders raise anything on broken files
             return reason(error)
 
@@ -384,13 +418,15 @@ class LazyImageSet(ImageSet):
         if not self.load_all:
             return ids
         good: list[int] = []
-        for at in range(0, len(ids), 256):
-            for index, pixels in zip(ids[at : at + 256].tolist(), self._map(self._decode, ids[at : at + 256])):
-                if isinstance(pixels, str):
-                    self.skipped.append((self.name(index), pixels))
-                    continue
-                self.cache.put(np.asarray([index]), pixels[None])
-                good.append(index)
+        with self.fetched_ahead(ids, 256) as reached:
+            for at in range(0, len(ids), 256):
+                reached(at)
+                for index, pixels in zip(ids[at : at + 256].tolist(), self._map(self._decode, ids[at : at + 256])):
+                    if isinstance(pixels, str):
+                        self.skipped.append((self.name(index), pixels))
+                        continue
+                    self.cache.put(np.asarray([index]), pixels[None])
+                    good.append(index)
         return np.asarray(good, dtype=np.int64)
 
     def read(self, ids: Ints, among: Ints) -> Tensor:
@@ -426,6 +462,8 @@ class LazyImageSet(ImageSet):
         try:
             with self.opener(index) as image:
                 return decode_unresized(image, self.channels, stored_size(self.size, self.margin), self.sightings)
+        except UnreachableError:
+            raise
         except Exception as error:  # as above
             return reason(error)
 

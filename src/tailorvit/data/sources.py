@@ -38,7 +38,7 @@ class DataSource:
     name: str
     summary: str  # one line, for lists of sources
     read: Callable[[str], ImageSet]
-    usage: str = ""  # how a user asks for it; empty: by its name; with a colon: never by its bare name
+    usage: str = ""  # how a user asks for it; empty: by its name; with a colon: by NAME:REST, never by its bare name
     recognises: Callable[[Path], bool] | None = None  # whether an existing file or folder is of this kind
 
 
@@ -55,7 +55,8 @@ def find_source(text: str) -> tuple[DataSource, str]:
     """The source for a user's text, and what its ``read`` takes."""
     name, colon, rest = text.partition(":")
     named = SOURCES.get(name)
-    if named is not None and named.recognises is None and (colon or ":" not in named.usage):
+    by_name = named is not None and (named.recognises is None or named.usage.startswith(f"{name}:"))
+    if by_name and (colon or ":" not in named.usage):
         return named, rest
     path = Path(text).expanduser()
     choices = ", ".join(s.usage or s.name for s in SOURCES.working())
@@ -68,14 +69,21 @@ def find_source(text: str) -> tuple[DataSource, str]:
 
 
 def absolute_path(text: str) -> str | None:
-    """The absolute path of a file or folder; None for data by name."""
-    return str(Path(text).absolute()) if Path(text).exists() else None
+    """The absolute path of a file or folder, after the name of a source where there is one; None for data by name."""
+    name, path = _path_in(text)
+    return f"{name}{path.absolute()}" if path.exists() else None
 
 
 def source_of_run(text: str, info: Mapping[str, Any]) -> str:
     """A run's data source as typed, or its recorded path: a run may be resumed from another working directory."""
     path = (info.get("data") or {}).get("path")
-    return path if path and not Path(text).exists() and Path(path).exists() else text
+    return path if path and not _path_in(text)[1].exists() and _path_in(path)[1].exists() else text
+
+
+def _path_in(text: str) -> tuple[str, Path]:
+    """What a user's text has before a path, and the path; "shards:" is the only name that a path may follow."""
+    rest = text.removeprefix("shards:")
+    return text[: len(text) - len(rest)], Path(rest)
 
 
 def no_pickle(what: str) -> TailorError:
@@ -112,23 +120,26 @@ def from_arrays(
         labels.append(y)
         origin += [part] * len(x)
     values, index = np.unique(np.concatenate(labels), return_inverse=True)
-    if classes is None:
-        names = [str(v) for v in values]
-    elif values[0] >= 0 and values[-1] < len(classes):
-        names = [classes[v] for v in values]
-    elif len(classes) == len(values) and values[0] == 1 and values[-1] == len(classes):
-        names = list(classes)  # labels counted from one
-    else:
-        raise TailorError(
-            f"{where} names {len(classes)} classes, but its labels run from {values[0]} to {values[-1]}; name n "
-            "classes for labels from 0 to n - 1, or none."
-        )
     return ArrayImageSet(
         np.concatenate(images) if len(images) > 1 else images[0],
-        classes=names,
+        classes=named_classes(values, classes, where),
         labels=index.astype(np.int64),
         origin=np.asarray(origin),
         fingerprint=digest.hexdigest(),
+    )
+
+
+def named_classes(values: Ints, classes: Sequence[str] | None, where: str) -> list[str]:
+    """The names of the labels that occur, in ascending order."""
+    if classes is None:
+        return [str(v) for v in values]
+    if values[0] >= 0 and values[-1] < len(classes):
+        return [classes[v] for v in values]
+    if len(classes) == len(values) and values[0] == 1 and values[-1] == len(classes):
+        return list(classes)  # labels counted from one
+    raise TailorError(
+        f"{where} names {len(classes)} classes, but its labels run from {values[0]} to {values[-1]}; name n "
+        "classes for labels from 0 to n - 1, or none."
     )
 
 
@@ -404,6 +415,13 @@ _NAMES_OF_SPLITS = {
     "test": ("test", "testing"),
 }
 _SPLIT_FOLDERS = {name: part for part, names in _NAMES_OF_SPLITS.items() for name in names}
+
+
+def split_of_name(name: str) -> str | None:
+    """The part of the data that a name such as "validation" stands for."""
+    return _SPLIT_FOLDERS.get(name.lower())
+
+
 _LAYOUT = "images belong in ROOT/CLASS/*.jpg or ROOT/{train,val,test}/CLASS/*.jpg"
 
 
@@ -671,13 +689,17 @@ SOURCES: Registry[DataSource] = Registry(
             ),
             DataSource("cifar", "CIFAR-10 or CIFAR-100", _read_cifar, "a folder of CIFAR's binary files", _is_cifar),
             DataSource("idx", "MNIST, Fashion-MNIST, KMNIST", _read_idx, "a folder of MNIST's files", _is_idx),
-            DataSource(
-                "folder",
-                "ROOT/CLASS/*.jpg, or ROOT/train/CLASS/*.jpg with val, test or both",
-                _read_folder,
-                "a folder of class folders",
-                lambda path: path.is_dir(),
-            ),
         )
+    }
+    | {
+        "hf": "tailorvit.data.hf:HF",
+        "shards": "tailorvit.data.shards:SHARDS",
+        "folder": DataSource(
+            "folder",
+            "ROOT/CLASS/*.jpg, or ROOT/train/CLASS/*.jpg with val, test or both",
+            _read_folder,
+            "a folder of class folders",
+            lambda path: path.is_dir(),
+        ),
     },
 )

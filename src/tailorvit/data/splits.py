@@ -18,15 +18,19 @@ ENOUGH = 150  # search images; with fewer the split takes more than the usual sh
 MOST = 0.25  # of the images that are not the test split's
 
 
-def stratified(labels: Ints, shares: Sequence[float], seed: int, place: str) -> list[Ints]:
+def stratified(labels: Ints, shares: Sequence[float], seed: int, place: str, shards: Ints | None = None) -> list[Ints]:
     """Hold shares out of every class, at least one image each; the last list holds the rest and is never empty.
 
-    A class too small for one image per list gives to the later lists first, and keeps one for the rest.
+    A class too small for one image per list gives to the later lists first, and keeps one for the rest. Images that
+    lie in ``shards`` are held out shard by shard, as far as classes allow, so that few shards serve two lists.
     """
     parts: list[list[Ints]] = [[] for _ in range(len(shares) + 1)]
+    turn = None if shards is None else generator(seed, "split", place, "shards").permutation(int(shards.max()) + 1)
     for label in np.unique(labels):
         ids = np.flatnonzero(labels == label)
         ids = ids[generator(seed, "split", place, int(label)).permutation(len(ids))]
+        if shards is not None and turn is not None:
+            ids = ids[np.argsort(turn[shards[ids]], kind="stable")]
         at = 0
         for k, share in enumerate(shares):
             later = len(shares) - k - 1
@@ -62,10 +66,11 @@ def make_splits(
     seed: int,
     search_share: float | None,
     test_share: float,
+    shards: Ints | None = None,
 ) -> dict[str, Ints]:
     """Splits by the origin of each image: "all", or "train" with "val", "test" or both.
 
-    Without a ``search_share`` it depends on the number of images.
+    Without a ``search_share`` it depends on the number of images. ``shards`` are the numbers of the images' shards.
     """
     if search_share is None:
         whole = bool((origin == "all").any())
@@ -80,7 +85,7 @@ def make_splits(
                 raise TailorError(
                     f"Class '{name}' has {n} image{'s' if n != 1 else ''}; without split folders each class needs 3."
                 )
-        test, search, train = stratified(labels, (test_share, search_share), seed, "all")
+        test, search, train = stratified(labels, (test_share, search_share), seed, "all", shards)
         return {"train": train, "search": search, "test": test}
     known = np.unique(labels[where["train"]])
     for part in ("val", "test"):
@@ -88,7 +93,8 @@ def make_splits(
             raise TailorError(f"Class '{classes[label]}' has images in the {part} split but none in train.")
     if len(where["val"]) and len(where["test"]):
         return {"train": where["train"], "search": where["val"], "test": where["test"]}
-    search, train = stratified(labels[where["train"]], (search_share,), seed, "train")
+    among = None if shards is None else shards[where["train"]]
+    search, train = stratified(labels[where["train"]], (search_share,), seed, "train", among)
     if not len(search):
         raise TailorError("Every class has one training image only, so none can be held out for the search split.")
     test = where["test"] if len(where["test"]) else where["val"]
@@ -111,7 +117,9 @@ def missing_classes(splits: Mapping[str, Ints], labels: Ints, classes: Sequence[
 Files = Sequence[tuple[str, int]]  # names below the data's folder, and their bytes, in the order of the images
 
 
-def restore(saved: Mapping[str, Any], fingerprint: str, total: int, files: Files | None = None) -> dict[str, Ints]:
+def restore(
+    saved: Mapping[str, Any], fingerprint: str, total: int, files: Files | Mapping[str, int] | None = None
+) -> dict[str, Ints]:
     """Splits from a stored record; refused when the data has changed since, with the file where it is known."""
     if set(saved) - {"files"} != {*SPLITS, "fingerprint"}:
         raise TailorError(
@@ -133,7 +141,7 @@ def restore(saved: Mapping[str, Any], fingerprint: str, total: int, files: Files
     return splits
 
 
-def _change(saved: Mapping[str, Any], files: Files) -> str:
+def _change(saved: Mapping[str, Any], files: Files | Mapping[str, int]) -> str:
     """The first file that is gone, new or of another size, and how many more; empty for records without names."""
     try:
         before = {str(name): int(size) for part in saved["files"].values() for name, size in part.items()}
@@ -150,19 +158,32 @@ def _change(saved: Mapping[str, Any], files: Files) -> str:
     return f"{changes[0]}{more}; "
 
 
-def record(splits: Mapping[str, Ints], fingerprint: str, files: Files | None = None) -> dict[str, Any]:
-    """Splits as plain data, which :func:`restore` reads: indices, and for files their names and bytes."""
-    named = {} if files is None else {"files": {s: dict(files[i] for i in splits[s]) for s in SPLITS}}
+def record(
+    splits: Mapping[str, Ints], fingerprint: str, files: Files | Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Splits as plain data, which :func:`restore` reads: indices, and for files their names and bytes.
+
+    Files that hold many images each (a mapping) belong to no split.
+    """
+    if files is None:
+        named: dict[str, Any] = {}
+    elif isinstance(files, Mapping):
+        named = {"files": {"shards": dict(files)}}
+    else:
+        named = {"files": {s: dict(files[i] for i in splits[s]) for s in SPLITS}}
     return {**{s: splits[s].tolist() for s in SPLITS}, "fingerprint": fingerprint, **named}
 
 
-def balanced_subset(ids: Ints, labels: Ints, limit: int, seed: int, split: str) -> Ints:
-    """At most ``limit`` of the ids, spread over the classes as evenly as possible."""
+def balanced_subset(ids: Ints, labels: Ints, limit: int, seed: int, split: str, shards: Ints | None = None) -> Ints:
+    """At most ``limit`` of the ids, spread over the classes as evenly as possible; of ``shards`` as few as possible."""
     if len(ids) <= limit:
         return ids
     order = ids[generator(seed, "limit", split).permutation(len(ids))]
-    rank = np.zeros(len(order), dtype=np.int64)  # 0 for the first of its class, 1 for the second, ...
-    for label in np.unique(labels[order]):
-        same = labels[order] == label
-        rank[same] = np.arange(same.sum())
+    if shards is not None:
+        turn = generator(seed, "limit", split, "shards").permutation(int(shards.max()) + 1)
+        order = order[np.argsort(turn[shards[order]], kind="stable")]
+    by_class = np.argsort(labels[order], kind="stable")
+    _, first, counts = np.unique(labels[order][by_class], return_index=True, return_counts=True)
+    rank = np.empty(len(order), dtype=np.int64)  # 0 for the first of its class, 1 for the second, ...
+    rank[by_class] = np.arange(len(order)) - np.repeat(first, counts)
     return np.sort(order[np.argsort(rank, kind="stable")[:limit]])

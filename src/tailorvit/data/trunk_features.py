@@ -23,6 +23,7 @@ from tailorvit import units
 from tailorvit.data.augment import Augment
 from tailorvit.data.batches import Batch, HostBatches, SplitReader
 from tailorvit.data.dataset import Data
+from tailorvit.data.disk_cache import cache_root
 from tailorvit.data.images import normalise
 from tailorvit.data.splits import Ints
 from tailorvit.errors import TailorError
@@ -39,12 +40,6 @@ BATCH = 64  # images per pass through the trunk
 FORMAT = 1
 FACTS = "cache.json"
 _MARK = 3  # numbers per row: 1 once it is written, checksum of the image, checksum of the row
-
-
-def cache_root() -> Path:
-    """The folder of all caches: TAILORVIT_CACHE, or tailorvit in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("TAILORVIT_CACHE") or f"{base}/tailorvit").expanduser()
 
 
 class FeatureCache:

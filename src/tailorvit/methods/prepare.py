@@ -180,6 +180,7 @@ def _read_data(
             test_share=config.data.test_share,
             saved=saved_splits,
             cache_bytes=config.data.cache,
+            disk_bytes=config.data.disk_cache,
             limit=config.data.limit,
             earlier=None if tuned is None else earlier_splits(config),
         )
