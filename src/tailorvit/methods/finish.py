@@ -120,7 +120,7 @@ def finish(
         "blocks": session.family.outline(session.meter.counter.shared, chosen.arch),
         "spaces": _spaces(session),
         "front": _front(session, trials),
-        "trials": len(session.run.trials()),
+        "trials": session.run.trial_count(),
         "data": {
             "source": session.data.source,
             "counts": session.data.counts,

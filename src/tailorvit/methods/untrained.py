@@ -234,13 +234,14 @@ def sample_different(space: Space, legal: Legal, rng: np.random.Generator, n: in
 
     To find all of a band that holds 1,090 of 200,000 architectures would take two million samples, some minutes.
     """
-    found = first_draw(space, legal, rng, min(GROUP, n))
+    found = dict.fromkeys(first_draw(space, legal, rng, min(GROUP, n)))
     full = len(found) == GROUP
     while full and len(found) < n:
         wanted = min(GROUP, n - len(found))
-        more = draw(space, legal, rng, wanted, set(found))
-        found, full = [*found, *more], len(more) == wanted
-    return found
+        more = draw(space, legal, rng, wanted, found)
+        found.update(dict.fromkeys(more))
+        full = len(more) == wanted
+    return list(found)
 
 
 def _evolve(

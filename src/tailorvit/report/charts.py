@@ -23,6 +23,9 @@ Scale = Callable[[float], float]  # from a value to its place on the drawing
 WIDTH, HEIGHT = 440, 260  # small enough that text stays readable when a phone shrinks the drawing
 COLOURS = 6  # classes c0 ... c5 in the style sheet
 LEVELS = 16  # colours of a heat map: four bits per pixel keep a 14 x 14 map near 200 bytes
+CLOUD = 2000  # points of one colour that are drawn one by one; of more, those that nearly cover each other once
+CROWDED = " Of dots that nearly cover each other one is drawn; the numbers hold all."
+_CELL = 2.0  # units of the drawing in which only one dot of a larger cloud is drawn; a dot is 4.5 wide
 _MOST_DOTS = 60  # points of a line that each get a dot with a hint; more would crowd the line
 _HEAT = ((11, 16, 38), (91, 31, 122), (196, 60, 90), (245, 143, 41), (252, 243, 165))  # dark to light
 
@@ -107,6 +110,11 @@ def front(points: Sequence[Point]) -> list[Point]:
         if not best or point[1] > best[-1][1]:
             best.append(point)
     return best
+
+
+def crowded(groups: Iterable[Sequence[Point]]) -> str:
+    """The note under clouds of which not every dot is drawn; empty where all are."""
+    return CROWDED if any(len(points) > CLOUD for points in groups) else ""
 
 
 # -- marks ------------------------------------------------------------------------------------------------------------
@@ -256,11 +264,14 @@ class Axes:
             rest = "".join(f"H{a}V{b}" if stairs else f"L{a} {b}" for a, b in places[1:])
             self.parts.append(f'<path class="{style}" d="M{places[0][0]} {places[0][1]}{rest}"/>')
 
-    def cloud(self, points: Iterable[Point], style: str) -> None:
+    def cloud(self, points: Sequence[Point], style: str) -> None:
         """Many dots as one path of round ends: 5,000 dots take about 60 kB. Dots on the same spot are drawn once."""
-        places = dict.fromkeys(f"M{self.x(a):.1f} {self.y(b):.1f}h.01" for a, b in points)
-        if places:
-            self.parts.append(f'<path class="cloud {style}" d="{"".join(places)}"/>')
+        places = [(self.x(a), self.y(b)) for a, b in points]
+        if len(places) > CLOUD:
+            places = list({(x // _CELL, y // _CELL): (x, y) for x, y in reversed(places)}.values())
+        dots = dict.fromkeys(f"M{x:.1f} {y:.1f}h.01" for x, y in places)
+        if dots:
+            self.parts.append(f'<path class="cloud {style}" d="{"".join(dots)}"/>')
 
     def dot(self, point: Point, style: str, radius: float = 2.5, words: str = "") -> None:
         """One dot, with a hint."""

@@ -4,7 +4,7 @@
 (() => {
   const NS = "http://www.w3.org/2000/svg";
   const ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-  const COLOURS = 6;
+  const COLOURS = 6, CLOUD = 2000, CELL = 2; // as in charts.py
   document.documentElement.classList.add("js");
 
   // -- hovers ---------------------------------------------------------------------------------------------------------
@@ -186,10 +186,19 @@
     for (const i of kept) {
       const [x, y] = [px(point(i)[0]), py(point(i)[1])], source = data.rows[i][1];
       chart.spots.push([x, y, i]);
-      groups.set(source, `${groups.get(source) ?? ""}M${x.toFixed(1)} ${y.toFixed(1)}h.01`);
+      if (!groups.has(source)) groups.set(source, []);
+      groups.get(source).push([x, y]);
     }
     const sources = [...groups.keys()].sort((a, b) => a - b);
-    for (const source of sources) make("path", { class: `cloud c${source % COLOURS}`, d: groups.get(source) }, svg);
+    for (const source of sources) {
+      const spots = groups.get(source), drawn = new Map();
+      for (const [x, y] of spots) { // of a large cloud one dot a cell
+        const dot = `M${x.toFixed(1)} ${y.toFixed(1)}h.01`;
+        const key = spots.length > CLOUD ? `${Math.floor(x / CELL)} ${Math.floor(y / CELL)}` : dot;
+        if (!drawn.has(key)) drawn.set(key, dot);
+      }
+      make("path", { class: `cloud c${source % COLOURS}`, d: [...drawn.values()].join("") }, svg);
+    }
     const front = [];
     for (const i of [...kept].sort((a, b) => point(a)[0] - point(b)[0] || point(b)[1] - point(a)[1]))
       if (!front.length || point(i)[1] > point(front.at(-1))[1]) front.push(i);

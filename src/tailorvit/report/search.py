@@ -143,10 +143,11 @@ def _trials(facts: Facts, stage: str, every: Sequence[Trial]) -> Figure | None:
         else f"of the stage {clean(stage_name(stage), 60)}, with inherited weights on the search split"
     )
     ring = " Ring: the network chosen." if chosen else ""
+    crowd = charts.crowded(groups.values())
     return Figure(
         "search-trials",
         title,
-        f"{len(every):,} trials {how}. Line: the Pareto front; no smaller network is better.{ring}",
+        f"{len(every):,} trials {how}. Line: the Pareto front; no smaller network is better.{ring}{crowd}",
         ("stage", "source", "generation", "accuracy", "score", *known, "architecture", "front", "chosen"),
         rows,
         charts.scatter(groups, title, name, label, hints[:_FRONT], chosen, ' data-chart="search"'),

@@ -299,7 +299,8 @@ def _moves(decision: Decision) -> Figure | None:
     return Figure(
         f"moves-{decision.t}",
         title,
-        f"Each dot is a neighbouring space within the limits; a higher one agrees better with the slopes.{ring}",
+        f"Each dot is a neighbouring space within the limits; a higher one agrees better with the slopes.{ring}"
+        f"{charts.crowded([places])}",
         ("step", "move", "size", _AGREEMENT, "predicted gain", "taken"),
         [(decision.t, m.gamma, m.size, m.cosine, m.gain, m.gamma == decision.gamma) for m in decision.legal],
         axes.svg(title),

@@ -108,6 +108,10 @@ class Tables:
             for name, arch, *plain, parents, costs, extra in rows
         ]
 
+    def trial_count(self) -> int:
+        """How many trials are stored, of all stages."""
+        return int(self._database.read("SELECT COUNT(*) FROM trials")[0][0])
+
     def accuracy(self, stage: str, arch: Arch) -> float | None:
         """The stored accuracy of an architecture in a stage."""
         rows = self._all("accuracy FROM trials", "WHERE stage=? AND arch=?", stage, arch.to_json())

@@ -131,17 +131,20 @@ def run_search(searcher: Searcher, evaluate: Evaluate) -> list[Trial]:
 # -- what searchers share ---------------------------------------------------------------------------------------------
 
 
-def draw(space: Space, legal: Legal, rng: np.random.Generator, n: int, seen: Collection[Arch]) -> list[Arch]:
-    """Up to ``n`` different legal architectures outside ``seen``; fewer where a thousand draws each find no more."""
+def draw(space: Space, legal: Legal, rng: np.random.Generator, n: int, *seen: Collection[Arch]) -> list[Arch]:
+    """Up to ``n`` different legal architectures that were not ``seen``; fewer where a thousand draws each find no more.
+
+    Several collections of seen ones share none: joining them for every generation would cost as much as all before.
+    """
     found: dict[Arch, None] = {}
     refused: set[Arch] = set()
-    total = space.count()
+    left = space.count() - sum(map(len, seen))
     for _ in range(TRIES * n):
         # In a small space every architecture is soon found, seen or refused: stop there.
-        if len(found) == n or len(found) + len(refused) + len(seen) >= total:
+        if len(found) == n or len(found) + len(refused) >= left:
             break
         arch = space.sample(rng)
-        if arch in found or arch in refused or arch in seen:
+        if arch in found or arch in refused or any(arch in known for known in seen):
             continue
         if legal(arch):
             found[arch] = None
@@ -153,7 +156,7 @@ def draw(space: Space, legal: Legal, rng: np.random.Generator, n: int, seen: Col
 def first_draw(space: Space, legal: Legal, rng: np.random.Generator, n: int) -> list[Arch]:
     """As :func:`draw`, for the first generation: an error when no legal architecture is found at all."""
     # A tight limit may leave only the ends of the space, which sampling never meets.
-    found = draw(space, legal, rng, n, ()) or [a for a in (*space.ends(False), *space.ends()) if legal(a)][:n]
+    found = draw(space, legal, rng, n) or [a for a in (*space.ends(False), *space.ends()) if legal(a)][:n]
     if not found:
         tries = min(TRIES * n, space.count())
         raise InfeasibleError(f"None of {tries} architectures drawn from the space keeps the limits.")

@@ -67,11 +67,12 @@ class Evolution(GenerationSearcher):
         super().__init__(space, legal, seed)
         self.settings = settings or EvolutionSettings()
         self.rules = PRESETS[self.settings.preset]
+        self._best: list[Trial] = []
 
-    def parents(self) -> list[Trial]:
-        """The best K so far, or of the last generation."""
-        trials = self.trials if self.rules.elitist else self._generations[-1]
-        return sorted(trials, key=merit)[: self.settings.parents]
+    def learn(self, trials: tuple[Trial, ...]) -> None:
+        """Keep the best K so far, or of this generation."""
+        before = self._best if self.rules.elitist else []
+        self._best = sorted([*before, *trials], key=merit)[: self.settings.parents]
 
     def propose(self) -> list[Candidate]:
         """The first population, then children of the best."""
@@ -80,11 +81,11 @@ class Evolution(GenerationSearcher):
             return [Candidate(a) for a in first_draw(self.space, self.legal, rng, s.population)]
         if self.generation > s.generations:
             return []
-        best = [t.arch for t in self.parents()]
+        best = [t.arch for t in self._best]
         children: dict[Arch, Candidate] = {}
         self._breed(children, s.crossover, lambda: self._cross(best, rng))
         self._breed(children, s.mutation, lambda: self._mutate(best, rng))
-        rest = draw(self.space, self.legal, rng, s.population - len(children), self._seen.keys() | children.keys())
+        rest = draw(self.space, self.legal, rng, s.population - len(children), self._seen, children)
         return [*children.values(), *(Candidate(a) for a in rest)]
 
     def _breed(self, children: dict[Arch, Candidate], n: int, make: Callable[[], Candidate]) -> None:

@@ -52,7 +52,7 @@ class Nsga2(GenerationSearcher):
         asked = [self._children.get(a, Candidate(a)) for a in archs]
         if self.generation > 0:
             missing = self.settings.population - len(asked)
-            rest = draw(self.space, self.legal, self.rng("fill"), missing, self._seen.keys() | set(archs))
+            rest = draw(self.space, self.legal, self.rng("fill"), missing, self._seen, set(archs))
             asked += [Candidate(a) for a in rest]
         return asked
 

@@ -18,9 +18,22 @@ def _points(points: ArrayLike) -> NDArray[np.float64]:
 def non_dominated(points: ArrayLike) -> NDArray[np.bool_]:
     """True for rows no other row dominates (as good everywhere and better somewhere); equal rows are all kept."""
     p = _points(points)
+    if p.shape[1] == 2:
+        return _lowest_so_far(p)
     mask = np.ones(len(p), dtype=np.bool_)
     for i, row in enumerate(p):
         mask[i] = not ((p <= row).all(1) & (p < row).any(1)).any()
+    return mask
+
+
+def _lowest_so_far(p: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The same of two columns, by sorting: comparing all pairs takes 20 seconds for 20,000 points."""
+    mask, last = np.zeros(len(p), dtype=np.bool_), None
+    for i in np.lexsort(p.T[::-1]):  # by the first column, then by the second
+        row = tuple(p[i])
+        mask[i] = last is None or row[1] < last[1] or row == last
+        if mask[i]:
+            last = row
     return mask
 
 
