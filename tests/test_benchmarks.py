@@ -22,11 +22,13 @@ import claims
 import cpu
 import digits
 import dss
+import estimate
 import gpu
 import gpu_steps
 import gpu_tables
 import house
 import ladder
+import paths
 import pretrained
 import ranking
 import slopes
@@ -44,14 +46,14 @@ HOME = Path(claims.__file__).parent
 PAGES = {
     ".": [claims],
     "cifar10": [cifar10],
-    "digits": [digits, bignas],
+    "digits": [digits, bignas, paths],
     "faults": [faults],
     "house": [house],
     "ladder": [ladder],
     "pretrained": [pretrained],
     "ranking": [ranking],
     "slopes": [slopes],
-    "speed": [gpu, cpu, dss, tiles],
+    "speed": [gpu, cpu, dss, tiles, estimate],
     "takeaway": [takeaway],
     "win": [win],
 }
