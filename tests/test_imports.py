@@ -35,7 +35,7 @@ LAYERS = (
     ("costs", "checkpoints", "proxies", "train"),
     ("search", "seek", "analysis"),
     ("export",),  # below the methods, which write the networks they end with
-    ("methods", "config"),
+    ("methods", "config", "tasks"),
     ("report", "recipes", "testing", "cli", "__init__", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

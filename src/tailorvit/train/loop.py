@@ -41,6 +41,7 @@ from tailorvit.train.teacher import Teacher, Telling, in_evaluation_mode, told
 PATIENCE = 5  # steps in a row that are not finite before a roll-back
 MAX_ROLLBACKS = 4
 CHECKPOINT_SHARE = 0.1  # of the time at most goes to checkpoints inside epochs
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # the mean loss of a batch's x, y and target
 
 # -- what a training reads and writes ---------------------------------------------------------------------------------
 
@@ -179,14 +180,17 @@ def train(
     device: str = "cpu",
     teacher: Teacher | None = None,
     share: Share | None = None,
+    objective: Objective | None = None,
 ) -> Trained:
     """Train in place, from the sink's last checkpoint if it has one; with a teacher, by its outputs too.
 
-    With a share, several processes train the same network together. A step that is not finite is skipped; several in a
-    row roll back to the last good epoch with half the learning rate.
+    With a share, several processes train the same network together. An objective replaces the loss of telling classes
+    apart: that of a detector, for one. A step that is not finite is skipped; several in a row roll back to the last
+    good epoch with half the learning rate.
     """
+    sink = sink or Sink()
     with float32_sums():
-        return Trainer(model, batches, rule, settings, seed, sink or Sink(), evaluate, device, teacher, share).run()
+        return Trainer(model, batches, rule, settings, seed, sink, evaluate, device, teacher, share, objective).run()
 
 
 class Launched(NamedTuple):
@@ -221,6 +225,7 @@ class Trainer:
         device: str = "cpu",
         teacher: Teacher | None = None,
         share: Share | None = None,
+        objective: Objective | None = None,
     ) -> None:
         if teacher is not None:
             teacher.check(model, settings)
@@ -228,6 +233,7 @@ class Trainer:
         self.model, self.batches, self.rule, self.settings = model.to(device), batches, rule, settings
         self.seed, self.sink, self.evaluate, self.device = seed, sink, evaluate, device
         self.teacher, self.share, self.paths = teacher, share, paths_of_rule(rule)
+        self.objective = objective
         self.total = settings.epochs * batches.steps_per_epoch
         self.state = State(self.model, settings)
         self.epoch = EpochSums()
@@ -287,7 +293,7 @@ class Trainer:
         """Report a step, and end the epoch where it was the last one."""
         facts = {
             "loss": self.loss,
-            "accuracy": self.epoch.accuracy,
+            **({} if self.objective is not None else {"accuracy": self.epoch.accuracy}),
             "images_per_second": self.epoch.images_per_second,
             "lr": self.lr,
         }
@@ -434,6 +440,11 @@ class Trainer:
         # The sum of gradients, or their mean when clipping, so that the clip means the same for every rule.
         share = (weight / len(archs) if settings.clip else weight) * (1.0 if self.share is None else self.share.weight)
         mean_loss, correct = 0.0, 0
+        if self.objective is not None:
+            with self._autocast():
+                loss = self.objective(x, y, target)
+            (loss * share).backward()
+            return weight * float(loss.detach()), 0
         lesson = None
         if teacher is not None:
             with self._autocast():
@@ -514,6 +525,8 @@ class Trainer:
         optimizer = self.state.optimizer
         if not self.recordable or not can_record(self.model, self.settings, optimizer, self.device):
             return None
+        if self.objective is not None:
+            return None  # losses of detectors and their like depend on what is in the images
         if self.state.meta["parts"] > 1:
             return None  # a recorded step takes all images at once
         if self.paths > 1:
