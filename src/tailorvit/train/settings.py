@@ -69,7 +69,7 @@ class TrainSettings:
             raise TailorError(
                 f"train.paths must be 1, or more with train.rule = 'single_path', not {self.paths} with '{self.rule}'."
             )
-        if self.batch and self.batch // 2 < self.paths:
+        if self.paths > 1 and self.batch and self.batch // 2 < self.paths:
             raise TailorError(
                 f"train.paths = {self.paths} needs train.batch of at least {2 * self.paths}, not {self.batch}."
             )
