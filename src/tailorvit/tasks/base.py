@@ -57,10 +57,21 @@ class TaskData(Protocol):
         """The names of each split's images, for the run folder; reading the data with it gives the same splits."""
 
 
+class Backbone(nn.Module):
+    """A network that turns images of any size into maps, the finest first (``tasks/backbone.py`` makes them)."""
+
+    channels: tuple[int, ...]  # of each map
+    strides: tuple[int, ...]  # pixels of the image that one cell of the map stands for; grows by factors of two
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Maps (B, channels, ceil(rows / stride), ceil(columns / stride))."""
+        raise NotImplementedError
+
+
 class TaskNetwork(nn.Module):
     """A backbone with the task's head. ``loss`` trains it; calling it gives what the task predicts."""
 
-    backbone: nn.Module
+    backbone: Backbone
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -81,6 +92,17 @@ class Picture:
     caption: str
 
 
+@dataclass(frozen=True)
+class OnnxForm:
+    """A module to export: its example inputs by name, the names of its outputs, and which of their axes may vary."""
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    dynamic: Mapping[str, Mapping[int, str]]  # name of an input or output -> axis -> its name
+    note: str = ""  # what of the network it leaves out, if anything
+
+
 class Task(Protocol):
     """One task. A module of this folder holds one, as ``TASK``."""
 
@@ -93,7 +115,7 @@ class Task(Protocol):
     def read(self, source: str, settings: Any, seed: int, splits: Mapping[str, Any] | None = None) -> TaskData:
         """The data of a folder; mistakes in annotations name the file and are skipped, or refused in one sentence."""
 
-    def build(self, backbone: nn.Module, data: TaskData, settings: Any) -> TaskNetwork:
+    def build(self, backbone: Backbone, data: TaskData, settings: Any) -> TaskNetwork:
         """The network on a backbone (see tasks/backbone.py), its head drawn from torch's generator."""
 
     def evaluate(self, network: TaskNetwork, data: TaskData, split: str, device: str) -> dict[str, float]:
@@ -101,6 +123,9 @@ class Task(Protocol):
 
     def pictures(self, network: TaskNetwork, data: TaskData, split: str, device: str) -> list[Picture]:
         """Some images with what was predicted and what is true, for the report."""
+
+    def for_onnx(self, network: TaskNetwork, data: TaskData) -> OnnxForm:
+        """The network as a plain function of tensors, to be exported and compared with what it was."""
 
     def predict(self, network: TaskNetwork, data_facts: Mapping[str, Any], image: Path) -> dict[str, Any]:
         """What the network says of one image file, as plain data; boxes and masks in the file's own pixels."""
