@@ -352,8 +352,9 @@ def recipe_for(
         # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
-    if (full.get("start") or {}).get("network") == NONE:
-        full = {**full, "start": {k: v for k, v in full["start"].items() if k != "network"}}
+    begun = full.get("start")
+    if isinstance(begun, Mapping) and begun.get("network") == NONE:
+        full = {**full, "start": {k: v for k, v in begun.items() if k != "network"}}
     return configure(full)
 
 
