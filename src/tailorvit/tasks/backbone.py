@@ -59,6 +59,7 @@ class Pyramid(nn.Module):
         factors = [2 ** (ups - i) if i <= ups else -(2 ** (i - ups)) for i in range(MAPS)]
         self.channels = tuple(max(width // max(f, 1), 1) for f in factors)
         self.strides = tuple(stride // f if f > 0 else stride * -f for f in factors)
+        self.whole = ups  # the place of the map that is taken as it is
         self.levels = nn.ModuleList(_level(width, f) for f in factors)
         # The map that is taken as it is has been normed by the network itself, where that has a norm.
         self.norms = nn.ModuleList(
@@ -91,6 +92,7 @@ class _Adapted(Backbone):
         self.pyramid = Pyramid(*rows[-1], normed=not norms[-1]) if len({stride for _, stride in rows}) == 1 else None
         if self.pyramid is not None:
             self.channels, self.strides = self.pyramid.channels, self.pyramid.strides
+            self.deepest = self.pyramid.whole
             return
         self.channels, self.strides = tuple(c for c, _ in rows), tuple(s for _, s in rows)
         if any(b != 2 * a for a, b in zip(self.strides, self.strides[1:], strict=False)):
