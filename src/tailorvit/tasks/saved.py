@@ -123,7 +123,7 @@ def load_task(folder: str | Path) -> TrainedTask:
         task, own = TASKS[str(card["task"])], dict(card["network"])
         facts = {**own, **{k: tuple(v) if k in _TUPLES else v for k, v in card["data"].items()}}
         require_libraries(task)
-        settings = checked(task.settings, card["settings"], task.name)
+        settings: Any = checked(task.settings, card["settings"], task.name)
         with preserved_state():
             network = rebuilt(task, card["backbone"], own, facts, settings)
     except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

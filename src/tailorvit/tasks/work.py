@@ -344,7 +344,7 @@ def run_task(session: TaskSession) -> dict[str, Any]:
         "data": {
             "source": data.source,
             "counts": dict(data.counts),
-            "classes": list(data.classes),
+            "classes": len(data.classes),
             "skipped": len(data.skipped),
             "fingerprint": data.fingerprint,
         },
