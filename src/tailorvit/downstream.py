@@ -134,7 +134,7 @@ def resume(folder: str | Path, *, data: str | Path | None = None, progress: Mode
             )
         known = recipe.get("data")
         typed = str(known.get("source", "")) if isinstance(known, Mapping) else ""
-        source = str(data) if data is not None else source_of_run(typed, record.info)
+        source = str(data) if data is not None else source_of_run(typed, record.info, place)
         splits = record.read_json("splits")
         starts = _kept_starts(record)
         plan = prepare_task({**recipe, "data": {"source": source}}, splits, starts, candidates_of)
@@ -231,7 +231,7 @@ def _data_of(folder: Path, source: str | None) -> TaskData | None:
     try:
         config, settings = read_recipe(read_toml(folder / "recipe.toml"))
         info, splits = (read_table(folder / name) for name in ("info.json", "splits.json"))
-        place = source or source_of_run(config.data.source, info)
+        place = source or source_of_run(config.data.source, info, folder)
         found = TASKS[config.task].read(place, settings, config.seed, splits)
         facts = load_task(folder).facts
         found.mean, found.std = facts["mean"], facts["std"]

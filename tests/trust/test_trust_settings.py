@@ -40,6 +40,7 @@ from tailorvit.train.loop import Trainer
         ("data.cache=-1", "data.cache"),
         ("data.limit=1", "limit on images"),
         ("threads=100000", "threads"),
+        ("start=true", "start"),
         ("device=meta", "Device 'meta' cannot be used"),
         ("device=nowhere", "Device 'nowhere' cannot be used"),
         ("start.network=somewhere", "method 'autoformer' starts from no network"),
