@@ -15,6 +15,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tailorvit.errors import TailorError
+from tailorvit.export import Card, save_network
+from tailorvit.families import family
 from tailorvit.rng import generator
 from tailorvit.tasks.base import OnnxForm, Picture, TaskBatch, TaskNetwork
 
@@ -30,6 +32,18 @@ def write_pictures(folder: Path, count: int = 12, side: int = 12) -> Path:
         pixels = np.clip(colour + rng.integers(-20, 20, (side, side, 3)), 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
     (folder / "broken.png").write_bytes(b"nothing")
+    return folder
+
+
+def save_tiny(folder: Path, name: str = "windowed") -> Path:
+    """The family's tiny network with random weights, for grey images of 8 px."""
+    record = family(name)
+    fixed = dict(record.shrink(next(iter(record.spaces.values()))).settings)
+    arch = record.arch({"family": name, **record.tiny})
+    torch.manual_seed(0)
+    model = record.build(record.settings(fixed), arch)
+    how = {"image_size": [8, 8], "channels": 1, "mean": [0.4], "std": [0.2], "margin": 1.0}
+    save_network(folder, model, Card(arch, fixed, tuple(map(str, range(model.num_classes))), how, {}))
     return folder
 
 
