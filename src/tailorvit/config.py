@@ -291,7 +291,12 @@ def configure(data: Mapping[str, Any]) -> Config:
 
 
 def to_toml(config: Config) -> str:
-    """The resolved recipe; absent optional values are left out, as TOML has no null."""
+    """The resolved recipe."""
+    return toml_text(asdict(config))
+
+
+def toml_text(recipe: Mapping[str, Any]) -> str:
+    """A recipe as text; absent optional values are left out, as TOML has no null."""
     import tomli_w
 
     def clean(value: Any) -> Any:
@@ -299,7 +304,7 @@ def to_toml(config: Config) -> str:
             return {k: clean(v) for k, v in value.items() if v is not None}
         return [clean(v) for v in value] if isinstance(value, list | tuple) else value
 
-    return tomli_w.dumps(clean(asdict(config)))
+    return tomli_w.dumps(clean(recipe))
 
 
 # -- recipes stored by older versions ---------------------------------------------------------------------------------

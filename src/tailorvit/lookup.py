@@ -178,15 +178,19 @@ def _run_row(folder: Path) -> dict[str, Any]:
     recipe = _read_toml(folder / "recipe.toml")
     versions, data = (value if isinstance(value := info.get(key), dict) else {} for key in ("versions", "data"))
     found = {key: result.get(key) for key in ("params", "macs", "test_accuracy")}
+    score, metric = result.get("test"), result.get("metric")
+    if isinstance(score, dict) and isinstance(metric, str):  # of a task
+        found["test_score"] = score.get(metric)
     return {
         "name": folder.name,
         "folder": str(folder),
         "state": "finished" if result else "unfinished",
         "started": info.get("started"),
         "version": versions.get("tailorvit"),
-        "method": recipe.get("method"),
+        "method": recipe.get("method") or recipe.get("task"),
         "data": data.get("source"),
         **{key: value if isinstance(value, int | float) else None for key, value in found.items()},
+        **({"metric": metric} if "test_score" in found else {}),
     }
 
 
@@ -211,8 +215,11 @@ def run_lines(folder: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[str
     width = max(len(row["name"]) for row in rows)
     lines = []
     for row in rows:
-        known = row["params"] is not None and row["test_accuracy"] is not None
-        found = f"{row['params']:>11,} parameters  {row['test_accuracy']:6.2f} %" if known else "-"
+        score, unit = row["test_accuracy"], "%"
+        if row.get("metric"):
+            score, unit = row["test_score"], row["metric"]
+        known = row["params"] is not None and score is not None
+        found = f"{row['params']:>11,} parameters  {score:6.2f} {unit}" if known else "-"
         lines.append(f"{row['name']:<{width}}  {row['state']:<10}  {row['method'] or '?':<10}  {found}")
     return lines
 

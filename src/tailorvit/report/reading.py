@@ -607,6 +607,7 @@ class Epoch:
     lr: Number = None
     images_per_second: Number = None
     search_accuracy: Number = None  # of a single network in training
+    score: Number = None  # of a task's network on the search split, by the task's metric
     largest: Number = None  # accuracy of a supernet's largest and smallest sub-network
     smallest: Number = None
 
@@ -640,6 +641,14 @@ class Facts:
     events: tuple[Event, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)  # the recipe, parsed
     place: str = ""  # the folder as a command on this machine takes it
+    task: Mapping[str, Any] = field(default_factory=dict)  # of a task's run: result.json as it is
+    pictures: Sequence[Any] = ()  # and its pictures
+
+    @property
+    def task_name(self) -> str:
+        """The task that the run is of; empty where it is of none."""
+        name = self.settings.get("task") or self.info.get("task")
+        return name if isinstance(name, str) else ""
 
     @property
     def method(self) -> str:
@@ -857,6 +866,8 @@ def _collect(folder: Path) -> Facts:
         "analysis": analysis,
     }
     spent = {k: v for k, v in seconds if v is not None}
+    if isinstance(settings.get("task"), str):
+        about |= {"task": raw, "pictures": listed(_json(folder / "pictures.json"))}
     problems = tuple(dict.fromkeys(missing))
     return Facts(folder.name, finished, problems, seconds=spent, spaces=spaces, **about, **rows)
 
