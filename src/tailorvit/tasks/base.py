@@ -62,6 +62,7 @@ class Backbone(nn.Module):
 
     channels: tuple[int, ...]  # of each map
     strides: tuple[int, ...]  # pixels of the image that one cell of the map stands for; grows by factors of two
+    deepest: int = -1  # the place of the coarsest map that is the network's own: a pyramid pools coarser ones from it
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Maps (B, channels, ceil(rows / stride), ceil(columns / stride))."""
@@ -111,6 +112,8 @@ class Task(Protocol):
     settings: type  # dataclass of the task's own keys, all with defaults
     metric: str  # the key of ``evaluate`` that judges networks, in percent, higher is better
     needs: tuple[tuple[str, str], ...]  # (module, extra) of libraries that may be missing
+    # Networks trained beside the task's own, by the same recipe: name -> the settings that differ.
+    beside: Mapping[str, Mapping[str, Any]]
 
     def read(self, source: str, settings: Any, seed: int, splits: Mapping[str, Any] | None = None) -> TaskData:
         """The data of a folder; mistakes in annotations name the file and are skipped, or refused in one sentence."""
