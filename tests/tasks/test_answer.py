@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,3 +176,9 @@ def test_the_papers_preset_holds_known_settings():
     TrainSettings(**TASK.train)
     for settings in TASK.beside.values():
         assert replace(SETTINGS, **settings).blind
+
+
+def test_the_documentation_names_every_key_with_its_default():
+    text = (Path(__file__).parents[2] / "docs" / "tasks" / "answer.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| `answer\.(\w+)` \| `(.+?)` \|", text, re.M)
+    assert explained == [(f.name, json.dumps(f.default)) for f in fields(AnswerSettings)]

@@ -53,10 +53,10 @@ class AnswerSettings:
                 raise TailorError(f"answer.{name} must be from {low} to {high}, not {value}.")
         if self.width > HEAD_WIDTH and self.width % HEAD_WIDTH:
             raise TailorError(f"answer.width must be a multiple of {HEAD_WIDTH}, or below it, not {self.width}.")
-        for name, high in (("dropout", 0.9), ("shift", 0.5)):
+        for name, most in (("dropout", 0.9), ("shift", 0.5)):
             value = getattr(self, name)
-            if not (math.isfinite(value) and 0 <= value <= high):
-                raise TailorError(f"answer.{name} must be from 0 to {high}, not {value}.")
+            if not (math.isfinite(value) and 0 <= value <= most):
+                raise TailorError(f"answer.{name} must be from 0 to {most}, not {value}.")
 
 
 @dataclass(frozen=True)

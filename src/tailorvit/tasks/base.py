@@ -112,8 +112,6 @@ class Task(Protocol):
     settings: type  # dataclass of the task's own keys, all with defaults
     metric: str  # the key of ``evaluate`` that judges networks, in percent, higher is better
     needs: tuple[tuple[str, str], ...]  # (module, extra) of libraries that may be missing
-    # Networks trained beside the task's own, by the same recipe: name -> the settings that differ.
-    beside: Mapping[str, Mapping[str, Any]]
 
     def read(self, source: str, settings: Any, seed: int, splits: Mapping[str, Any] | None = None) -> TaskData:
         """The data of a folder; mistakes in annotations name the file and are skipped, or refused in one sentence."""

@@ -332,7 +332,8 @@ def kind_of(answer: str) -> str:
 
 def most_frequent(questions: Iterable[Question], most: int) -> list[str]:
     """The answers worth most over these questions, the most frequent first."""
-    worth = Counter[str]()
+    worth: dict[str, float] = {}
     for question in questions:
-        worth.update(question.scores)  # type: ignore[arg-type]  # it counts in fractions as well
+        for answer, score in question.scores.items():
+            worth[answer] = worth.get(answer, 0.0) + score
     return sorted((a for a in worth if worth[a] > 0), key=lambda a: (-worth[a], a))[:most]

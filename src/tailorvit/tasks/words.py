@@ -90,7 +90,7 @@ class WordPieces:
     """The pieces of a BERT's vocabulary, cut as BERT does."""
 
     def __init__(self, vocabulary: Sequence[str], lower: bool, length: int) -> None:
-        from tokenizers.implementations import BertWordPieceTokenizer
+        from tokenizers import BertWordPieceTokenizer
 
         self.vocabulary, self.lower, self.length = tuple(vocabulary), lower, length
         number = {piece: i for i, piece in enumerate(self.vocabulary)}
