@@ -75,7 +75,9 @@ class AnswerNetwork(TaskNetwork):
         self.blind, self.soft = bool(facts["blind"]), bool(facts["soft"])
         self.backbone = backbone
         self.text: Any = bert.BertModel(config, add_pooling_layer=False)
-        width, channels = config.hidden_size, backbone.channels[backbone.deepest]
+        # Of a ViT's pyramid its own map, as coarser ones are pooled from it; else the last stage's.
+        self.place: int = getattr(backbone, "deepest", -1)
+        width, channels = config.hidden_size, backbone.channels[self.place]
         self.map_norm, self.project = nn.LayerNorm(channels), nn.Linear(channels, width)
         self.image_norm, self.dropout = nn.LayerNorm(width), nn.Dropout(config.hidden_dropout_prob)
         self.nothing = nn.Parameter(torch.zeros(width)) if self.blind else None
@@ -97,7 +99,7 @@ class AnswerNetwork(TaskNetwork):
         if self.nothing is not None:
             tokens = self.nothing.expand(len(x), 1, -1)
         else:
-            found = self.backbone(x)[self.backbone.deepest]
+            found = self.backbone(x)[self.place]
             rows, columns = found.shape[-2:]
             tokens = self.project(self.map_norm(found.flatten(2).transpose(1, 2)))
             tokens = tokens + sine_positions(rows, columns, tokens.shape[-1], tokens.device)

@@ -60,7 +60,6 @@ class TaskData(Protocol):
 class Backbone(nn.Module):
     """A network that turns images of any size into maps, the finest first (``tasks/backbone.py`` makes them)."""
 
-    deepest: int = -1  # place of the coarsest map that is the network's own: a pyramid pools coarser ones from it
     channels: tuple[int, ...]  # of each map
     strides: tuple[int, ...]  # pixels of the image that one cell of the map stands for; grows by factors of two
 
