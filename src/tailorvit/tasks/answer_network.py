@@ -17,7 +17,8 @@ from tailorvit.tasks.words import Words, words_of
 from tailorvit.train.optim import soft_cross_entropy
 
 HEAD_WIDTH = 32  # of the attention of an encoder made here
-WARMEST = 10_000.0  # of the sines: the longest wave, in units of the shortest
+BERT_WIDTH = 768
+LONGEST_WAVE = 10_000.0  # of the positions, in units of the shortest
 
 
 def sine_positions(rows: int, columns: int, width: int, device: torch.device) -> Tensor:
@@ -30,7 +31,7 @@ def sine_positions(rows: int, columns: int, width: int, device: torch.device) ->
     def waves(count: int, channels: int) -> Tensor:
         place = (torch.arange(count, device=device, dtype=torch.float32) + 0.5) / count * 2 * math.pi
         number = torch.arange(channels, device=device)
-        rate = WARMEST ** (2 * (number // 2).float() / max(channels, 1))
+        rate = LONGEST_WAVE ** (2 * (number // 2).float() / max(channels, 1))
         angle = place[:, None] / rate
         return torch.where(number % 2 == 0, angle.sin(), angle.cos())
 
@@ -51,6 +52,8 @@ def bert_config(width: int, depth: int, words: int, length: int, dropout: float)
         "attention_probs_dropout_prob": dropout,
         "max_position_embeddings": length,
         "pad_token_id": 0,
+        # BERT's 0.02 suits its width; with it a narrow encoder starts with almost no attention.
+        "initializer_range": 0.02 * math.sqrt(BERT_WIDTH / width),
     }
 
 
