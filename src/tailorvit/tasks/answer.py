@@ -37,9 +37,9 @@ class AnswerSettings:
 
     image_size: int | tuple[int, int] = 0  # 0: as the images are, up to 224 px
     text: str = ""  # folder of a BERT: config.json, model.safetensors, vocab.txt; empty: an encoder from scratch
-    width: int = 128  # of the encoder from scratch
+    width: int = 64  # of the encoder from scratch
     depth: int = 2  # its layers
-    dropout: float = 0.1  # its dropout
+    dropout: float = 0.0  # its dropout
     answers: int = 3129  # at most; rarer ones of the training questions are left out
     shift: float = 0.0  # images move by up to this share of their sides in training
     blind: bool = False  # a learned constant in place of the image
@@ -69,7 +69,7 @@ class AnswerTask:
     metric: str = "accuracy"
     needs: tuple[tuple[str, str], ...] = (("transformers", "hf"),)
     beside: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"question only": {"blind": True}})
-    train: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 10, "batch": 128, "lr": 5e-4, "warmup": 1.0})
+    train: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 8, "batch": 64, "lr": 1e-3, "warmup": 0.3})
     # SOHO as S3's paper uses it. Its rate falls tenfold after epochs 25 and 35; a cosine to a hundredth stands for it.
     # Its BERT must be given as answer.text; without one the encoder has the same size and starts from scratch.
     presets: Mapping[str, Mapping[str, Any]] = field(
@@ -78,7 +78,7 @@ class AnswerTask:
                 "summary": "VQA 2.0 as in S3's paper (SOHO without its dictionary); give a BERT as answer.text",
                 "backbone_lr": 0.1,
                 "train": {"epochs": 40, "batch": 2048, "lr": 5e-5, "min_lr": 5e-7, "warmup": 2.3, "precision": "auto"},
-                "answer": {"image_size": 384, "width": 768, "depth": 12},
+                "answer": {"image_size": 384, "width": 768, "depth": 12, "dropout": 0.1},
             }
         }
     )
