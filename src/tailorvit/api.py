@@ -30,6 +30,7 @@ from tailorvit.config import (
     recipe_names,
     to_toml,
 )
+from tailorvit.costs.runtime import MEASURING, bounds_of
 from tailorvit.data import Data
 from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError, out_of_memory
@@ -39,6 +40,7 @@ from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.follower import follow
+from tailorvit.methods.latency import as_begun, keep_table, say_clock
 from tailorvit.methods.prepare import prepare, several_gpus
 from tailorvit.methods.session import CHANGED, SKIPPED, Plan, Session
 from tailorvit.methods.trunk import require_same_trunk
@@ -154,6 +156,7 @@ def run(
     max_macs: Size = None,
     max_latency: Size = None,
     max_memory: Size = None,
+    latency_table: str | Path | None = None,
     front: Front = None,
     method: str | None = None,
     baseline: str | Sequence[str] | None = None,
@@ -173,7 +176,7 @@ def run(
     Everything that can be checked is checked before the folder is made.
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
-    limits |= {"max_latency": max_latency, "max_memory": max_memory}
+    limits |= {"max_latency": max_latency, "max_memory": max_memory, "table": latency_table}
     options: dict[str, Any] = {
         "data": data,
         "start": start,
@@ -193,6 +196,7 @@ def run(
 def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
     """What a run would do and how long it would take, with nothing trained or written; options as for :func:`run`."""
     limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
+    limits["table"] = options.pop("latency_table", None)
     rest: dict[str, Any] = {k: v for k, v in options.items() if k in ("seed", "settings", "tiny")}
     options = {k: v for k, v in options.items() if k not in rest}
     choices = _choices(recipe, {**options, "limits": limits}, rest)
@@ -321,13 +325,14 @@ def recipe_for(
     base = read_recipe(recipe)
     options: dict[str, Any] = {
         "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
-        "limits": {k: v for k, v in (limits or {}).items() if v is not None},
+        "limits": {k: str(v) if k == "table" else v for k, v in (limits or {}).items() if v is not None},
         **begins,
         **{k: v for k, v in {"prefer": prefer, "seed": seed}.items() if v is not None},
         **_budget(budget),
     }
-    if options["limits"]:
-        base = {**base, "limits": {}}  # limits given by hand replace the recipe's
+    if bounds_of(options["limits"]):  # limits given by hand replace the recipe's
+        own = base.get("limits", {})
+        base = {**base, "limits": {k: v for k, v in own.items() if k in MEASURING} if isinstance(own, dict) else own}
     changes = overrides(settings)
     if baseline:
         changes["baseline"] = _with_peers({**base, **options, **changes}, baseline)
@@ -499,6 +504,7 @@ def _begin(choices: Sequence[Choice], out: str | Path | None, progress: Mode | N
                 record.finish("plan", ready.ahead)
                 record.spend("plan", ready.seconds)
             copy_start(plan.start, plan.config, record)
+            keep_table(plan.clock, record)
             return _work(plan, record, progress)
 
 
@@ -585,7 +591,8 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
         splits = record.read_json("splits")
         start = read_start(config, place)
         copy_start(start, config, record)
-        plan = prepare(config, splits, start)
+        plan = prepare(as_begun(config, place), splits, start)
+        keep_table(plan.clock, record)
         require_same_trunk(plan.data, record.info)
         if splits is None:
             record.write_json("splits", plan.data.split_record())
@@ -710,7 +717,7 @@ def run_method(session: Session) -> dict[str, Any]:
     if method.name == "contest" or not session.plan.entries:
         return method.run(session)
     session, winner, facts = after_contest(session)
-    space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, device=session.device)
+    space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, **session.measuring)
     return {**method.run(session.for_space(space)), **facts}
 
 
@@ -723,6 +730,7 @@ def _open_session(session: Session) -> None:
         session.log_once("start", note)
     for sentence in data.notes:
         session.log_once("data", sentence)
+    say_clock(session)
     if hint := several_gpus(session.device):
         session.log_once("device", hint)
     if data.trunk is not None:
