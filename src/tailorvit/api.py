@@ -104,7 +104,10 @@ class Result(Mapping[str, Any]):
         for metric in (m for m in ("latency", "memory") if m in self):
             high = self["limits"].get(metric, {}).get("max")
             limit = "" if high is None else f" (limit {units.show(high, metric)})"
-            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}")
+            known = (
+                f", {_how_known(self.get('latency_by', {}))}" if metric == "latency" and "latency_by" in self else ""
+            )
+            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}{known}")
         if trunk := self.get("trunk"):
             lines.append(f"  on the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
         if "test_accuracy" in start:
@@ -140,6 +143,14 @@ class Result(Mapping[str, Any]):
         over = ", over the limit," if best["over"] else ""
         figures = f"{best['test_accuracy']:.2f} % of the test images against {self['test_accuracy']:.2f} %"
         return [f"{best['name']}{over} was better than the network delivered: {figures}."]
+
+
+def _how_known(facts: Mapping[str, Any]) -> str:
+    """How the latency of a result is known, in a few words."""
+    if facts.get("how") != "predicted":
+        return f"measured in {facts['runtime']}"
+    table = facts["table"]
+    return f"predicted for {table['host']}, median error {100 * table['median_error']:.1f} %"
 
 
 # -- run --------------------------------------------------------------------------------------------------------------

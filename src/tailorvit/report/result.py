@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tailorvit.report import charts
 from tailorvit.report.charts import Figure, figures_of
 from tailorvit.report.fields import whole
+from tailorvit.report.latency_facts import latency_in_words
 from tailorvit.report.markup import (
     cards,
     cell,
@@ -164,6 +165,7 @@ def _story(facts: Facts) -> str:
     parts = {
         "Goal": _goal(facts),
         "Result": _found(facts),
+        "Latency": latency_in_words(facts.result.latency_by),
         "Choice": facts.result.why if facts.result.candidates[1:] else "",
         "Whole network": _beside([p for p in facts.result.peers if p.whole], ""),
         "First blocks" if facts.tailored else "Baseline": _compared(facts),
