@@ -189,7 +189,7 @@ def test_a_resumed_run_measures_nothing_again_and_in_the_same_runtime(tmp_path, 
 
     monkeypatch.setattr(meter_module, "measure_latency", measure)
     folder = tmp_path / "run"
-    sets = [*QUICK, "limits.max_latency=5ms", "space=vit-8px", "method=autoformer"]
+    sets = [*QUICK, "limits.max_latency=5ms", "space=vit-8px", "method=autoformer", "limits.max_params=1M"]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(
             StageSink,
