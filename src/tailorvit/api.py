@@ -187,7 +187,8 @@ def run(
     Everything that can be checked is checked before the folder is made.
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
-    limits |= {"max_latency": max_latency, "max_memory": max_memory, "table": latency_table}
+    limits |= {"max_latency": max_latency, "max_memory": max_memory}
+    limits["table"] = None if latency_table is None else str(latency_table)
     options: dict[str, Any] = {
         "data": data,
         "start": start,

@@ -118,5 +118,6 @@ def _write_network(folder: Path, name: str, space: Space, arch: Arch) -> dict[st
         seed_everything(0, "latency kit")
         model = counter.family.build(shared, arch)
     params, macs = counter.both(arch)
-    write_bytes(folder / name, traced(model, (int(shared.channels), *map(int, shared.image_size))))
+    high, wide = shared.image_size
+    write_bytes(folder / name, traced(model, (int(shared.channels), int(high), int(wide))))
     return {"file": name, "arch": arch.to_dict(), "params": params, "macs": macs}

@@ -46,9 +46,9 @@ def traced(model: nn.Module, shape: tuple[int, int, int], batch: int = 1) -> byt
     try:
         with quiet(), torch.no_grad():
             try:
-                held = io.BytesIO()
+                held: Any = io.BytesIO()  # torch takes it, its annotation does not say so
                 torch.onnx.export(model, (x,), held, dynamo=False, **names)
-                return held.getvalue()
+                return bytes(held.getvalue())
             except Exception:  # what tracing cannot write, or a torch without it: errors of many types
                 program = torch.onnx.export(model, (x,), dynamo=True, verbose=False, **names)
                 assert program is not None
