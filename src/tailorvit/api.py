@@ -104,10 +104,8 @@ class Result(Mapping[str, Any]):
         for metric in (m for m in ("latency", "memory") if m in self):
             high = self["limits"].get(metric, {}).get("max")
             limit = "" if high is None else f" (limit {units.show(high, metric)})"
-            known = (
-                f", {_how_known(self.get('latency_by', {}))}" if metric == "latency" and "latency_by" in self else ""
-            )
-            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}{known}")
+            how = f", {_how_known(self['latency_by'])}" if metric == "latency" and "latency_by" in self else ""
+            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}{how}")
         if trunk := self.get("trunk"):
             lines.append(f"  on the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
         if "test_accuracy" in start:
