@@ -57,6 +57,7 @@ def test_a_linear_host_is_learnt_and_its_error_is_that_of_rows_never_seen(table)
     assert found.host == "pi, Cortex"
     noise = generator(0, "noise").permutation(len(ARCHS)).tolist()
     lying = fitted(facts(clock=lambda a: seconds(a) * (1 + (noise[ARCHS.index(a)] % 2))), "lies.json")
+    assert lying.quality.poor and not found.quality.poor
     assert lying.quality.median_error > 0.15, "half the rows are twice too long, and that is not hidden"
 
 

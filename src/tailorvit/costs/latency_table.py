@@ -43,6 +43,11 @@ class TableFit:
     constant_error: float  # the median error of always answering the other rows' median
     noise: float | None  # the table's own: the middle row's half distance of its quartiles
 
+    @property
+    def poor(self) -> bool:
+        """Whether a run should warn: a large error, or one no smaller than that of a constant answer."""
+        return self.median_error > POOR or 0 < self.constant_error <= self.median_error
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)

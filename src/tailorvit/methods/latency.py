@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tailorvit.costs.clock import Clock
-from tailorvit.costs.latency_table import POOR, read_latency_table
+from tailorvit.costs.latency_table import read_latency_table
 from tailorvit.costs.runtime import TORCH, bounds_of, chosen_runtime, settled
 from tailorvit.errors import TailorError
 from tailorvit.runs import Run
@@ -76,7 +76,7 @@ def say_clock(session: Session) -> None:
         return
     for sentence in clock.sentences(session.space, session.device):
         session.log_once("latency", sentence)
-    if clock.table is not None and clock.table.quality.median_error > POOR:
+    if clock.table is not None and clock.table.quality.poor:
         session.log_once(
             "warning",
             f"Latencies predicted from '{clock.table.name}' are off by {100 * clock.table.quality.median_error:.0f} % "
