@@ -27,6 +27,7 @@ from tailorvit.config import (
     recipe_names,
     to_toml,
 )
+from tailorvit.costs.runtime import MEASURING, bounds_of
 from tailorvit.data.memory import keep_copy, source_of
 from tailorvit.data.sources import source_of_run
 from tailorvit.errors import TailorError
@@ -35,6 +36,7 @@ from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.follower import follow
+from tailorvit.methods.latency import as_begun, keep_table, say_clock
 from tailorvit.methods.prepare import prepare, several_gpus
 from tailorvit.methods.session import CHANGED, SKIPPED, Plan, Session
 from tailorvit.methods.trunk import require_same_trunk
@@ -73,7 +75,8 @@ class Result(guard.Result):
         for metric in (m for m in ("latency", "memory") if m in self):
             high = self["limits"].get(metric, {}).get("max")
             limit = "" if high is None else f" (limit {units.show(high, metric)})"
-            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}")
+            how = f", {_how_known(self['latency_by'])}" if metric == "latency" and "latency_by" in self else ""
+            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}{how}")
         if trunk := self.get("trunk"):
             lines.append(f"  on the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
         if "test_accuracy" in start:
@@ -111,6 +114,14 @@ class Result(guard.Result):
         return [f"{best['name']}{over} was better than the network delivered: {figures}."]
 
 
+def _how_known(facts: Mapping[str, Any]) -> str:
+    """How the latency of a result is known, in a few words."""
+    if facts.get("how") != "predicted":
+        return f"measured in {facts['runtime']}"
+    table = facts["table"]
+    return f"predicted for {table['host']}, median error {100 * table['median_error']:.1f} %"
+
+
 # -- run --------------------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +136,7 @@ def run(
     max_macs: Size = None,
     max_latency: Size = None,
     max_memory: Size = None,
+    latency_table: str | Path | None = None,
     front: Front = None,
     method: str | None = None,
     baseline: str | Sequence[str] | None = None,
@@ -147,6 +159,7 @@ def run(
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
     limits |= {"max_latency": max_latency, "max_memory": max_memory}
+    limits["table"] = None if latency_table is None else str(latency_table)
     options: dict[str, Any] = {
         "data": _source(data),
         "start": start,
@@ -166,6 +179,7 @@ def run(
 def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
     """What a run would do and how long it would take, with nothing trained or written; options as for :func:`run`."""
     limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
+    limits["table"] = options.pop("latency_table", None)
     rest: dict[str, Any] = {k: v for k, v in options.items() if k in ("seed", "settings", "tiny")}
     options = {k: v for k, v in options.items() if k not in rest}
     options["data"] = _source(options.get("data"))
@@ -299,13 +313,14 @@ def recipe_for(
     base = read_recipe(recipe)
     options: dict[str, Any] = {
         "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
-        "limits": {k: v for k, v in (limits or {}).items() if v is not None},
+        "limits": {k: str(v) if k == "table" else v for k, v in (limits or {}).items() if v is not None},
         **begins,
         **{k: v for k, v in {"prefer": prefer, "seed": seed}.items() if v is not None},
         **_budget(budget),
     }
-    if options["limits"]:
-        base = {**base, "limits": {}}  # limits given by hand replace the recipe's
+    if bounds_of(options["limits"]):  # limits given by hand replace the recipe's
+        own = base.get("limits", {})
+        base = {**base, "limits": {k: v for k, v in own.items() if k in MEASURING} if isinstance(own, dict) else own}
     changes = overrides(settings)
     if baseline:
         changes["baseline"] = _with_peers({**base, **options, **changes}, baseline)
@@ -479,6 +494,7 @@ def _begin(choices: Sequence[Choice], out: str | Path | None, progress: Mode | N
                 record.finish("plan", ready.ahead)
                 record.spend("plan", ready.seconds)
             copy_start(plan.start, plan.config, record)
+            keep_table(plan.clock, record)
             return _work(plan, record, progress)
 
 
@@ -545,7 +561,8 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
         splits = record.read_json("splits")
         start = read_start(config, place)
         copy_start(start, config, record)
-        plan = prepare(config, splits, start)
+        plan = prepare(as_begun(config, place), splits, start)
+        keep_table(plan.clock, record)
         require_same_trunk(plan.data, record.info)
         if splits is None:
             record.write_json("splits", plan.data.split_record())
@@ -592,7 +609,7 @@ def run_method(session: Session) -> dict[str, Any]:
     if method.name == "contest" or not session.plan.entries:
         return method.run(session)
     session, winner, facts = after_contest(session)
-    space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, device=session.device)
+    space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, **session.measuring)
     return {**method.run(session.for_space(space)), **facts}
 
 
@@ -605,6 +622,7 @@ def _open_session(session: Session) -> None:
         session.log_once("start", note)
     for sentence in data.notes:
         session.log_once("data", sentence)
+    say_clock(session)
     if hint := several_gpus(session.device):
         session.log_once("device", hint)
     if data.trunk is not None:

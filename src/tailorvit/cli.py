@@ -102,6 +102,9 @@ def run(
     max_macs: MaxMacs = None,
     max_latency: MaxLatency = None,
     max_memory: MaxMemory = None,
+    latency_table: Annotated[
+        Path | None, typer.Option(help="Latency of another host: table.json of a latency kit (see latency-kit).")
+    ] = None,
     front: Annotated[
         str | None, typer.Option(help="With --from: deliver a network for each of these sizes: 2M,4M,8M.")
     ] = None,
@@ -133,6 +136,7 @@ def run(
         "max_macs": max_macs,
         "max_latency": max_latency,
         "max_memory": max_memory,
+        "latency_table": latency_table,
         "method": method,
         "baseline": baseline,
         "prefer": prefer,
@@ -278,12 +282,15 @@ def cost(
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also measure latency and memory here.")] = False,
     batch: Annotated[int, typer.Option(help="Images a batch when measuring.")] = 1,
+    runtime: Annotated[
+        str, typer.Option(help="What latency is measured in: torch, onnxruntime, auto: as a run would.")
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
     """Show what an architecture costs: exact parameters and MACs, per part."""
     from tailorvit import lookup, units
 
-    facts = lookup.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch)
+    facts = lookup.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch, runtime=runtime)
     if as_json:
         return _print_json(facts)
     _say(f"{name}: {facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)")
@@ -294,10 +301,32 @@ def cost(
     if measure:
         lat = facts["latency"]
         spread = f"{1e3 * lat['low']:.2f}-{1e3 * lat['high']:.2f} ms"
+        where = f"{lat['device']}, {lat['runtime']}, {lat['threads']} threads"
         _say(
             f"  latency {1e3 * lat['median']:.2f} ms (quartiles {spread}), batch {lat['batch']}, "
-            f"{lat['device']}, {lat['threads']} threads; memory {units.show(facts['memory'], 'memory')}"
+            f"{where}; memory {units.show(facts['memory'], 'memory')}"
         )
+    return None
+
+
+@app.command("latency-kit")
+def latency_kit(
+    source: Annotated[str, typer.Argument(help="A space's name or TOML file, or a run's folder.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    n: Annotated[int, typer.Option("--n", help="Networks of the space to measure.")] = 40,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write networks and a script that measures them on another host, for run --latency-table."""
+    from tailorvit import latency_kit as kit
+    from tailorvit import units
+
+    made = kit.latency_kit(source, out, n=n, classes=classes, image_size=image_size)
+    if as_json:
+        return _print_json(made)
+    _say(f"Wrote {len(made['networks'])} networks with random weights ({units.show(made['bytes'], 'memory')}) to {out}")
+    _say("Copy the folder to the host, run there: python measure.py; and come back with its table.json")
     return None
 
 

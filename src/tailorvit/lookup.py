@@ -46,7 +46,13 @@ def read_arch(name: str) -> tuple[Arch, dict[str, Any]]:
 
 
 def cost(
-    name: str, *, classes: int | None = None, image_size: int | None = None, measure: bool = False, batch: int = 1
+    name: str,
+    *,
+    classes: int | None = None,
+    image_size: int | None = None,
+    measure: bool = False,
+    batch: int = 1,
+    runtime: str = "auto",
 ) -> dict[str, Any]:
     """Exact parameters and MACs of a named architecture or an ARCH.json, per part; latency and memory on request."""
     arch, settings = read_arch(name)
@@ -69,12 +75,15 @@ def cost(
         if batch < 1:
             raise TailorError(f"The batch to measure must be at least 1, not {batch}.")
         from tailorvit.costs import measure_latency, measure_memory
+        from tailorvit.costs.runtime import LatencySettings, chosen_runtime
+
+        timed_in = chosen_runtime(LatencySettings(runtime), "cpu")
 
         need = step_bytes(counter, arch, batch, training=False)
         require_memory(need, f"A batch of {batch:,} images", "measure a smaller batch or network")
         shape = (int(shared["channels"]), *shared["image_size"])
         model = counter.family.build(counter.shared, arch)
-        answer["latency"] = measure_latency(model, shape, batch).to_dict()
+        answer["latency"] = measure_latency(model, shape, batch, runtime=timed_in).to_dict()
         answer["memory"] = measure_memory(model, shape, batch)
     return answer
 

@@ -61,6 +61,7 @@ from tailorvit.report.fields import (
     whole,
     whole_text,
 )
+from tailorvit.report.latency_facts import LatencyBy
 from tailorvit.report.snapshot import DATABASE, snapshot
 from tailorvit.report.tailored_facts import FIRST, WHOLE, SizeCut, WholeNetwork, size_cuts
 from tailorvit.runs import Run
@@ -223,6 +224,7 @@ class Result(Network):
     fixed: Table = {}
     seconds: Finite = {}
     limits: Annotated[dict[str, Annotated[Limit, BeforeValidator(table)]], BeforeValidator(table)] = {}
+    latency_by: Annotated[LatencyBy, BeforeValidator(table)] = LatencyBy()
     baseline: Annotated[Network, BeforeValidator(table)] = Network()
     candidates: Annotated[tuple[Network, ...], BeforeValidator(objects)] = ()
     chosen: Text = ""  # type: ignore[assignment]  # "found" or "baseline"; of a candidate it is a flag
