@@ -448,12 +448,16 @@ def import_(
     classes_file: Annotated[Path | None, typer.Option(help="Names of the classes, one a line.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write (default: networks/NAME).")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    origin: Annotated[
+        str | None, typer.Option(help="timm:NAME, whose mean, deviation and crop to write (default: by the file).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a network folder of a published checkpoint: AutoFormer, S3, DeiT, Swin, PiT."""
     from tailorvit.importing import import_checkpoint
 
-    imported = import_checkpoint(file, name, classes_file=classes_file, out=out, image_size=image_size)
+    options: dict[str, Any] = {"classes_file": classes_file, "image_size": image_size, "origin": origin}
+    imported = import_checkpoint(file, name, out=out, **options)
     if as_json:
         return _print_json(imported.to_dict())
     for line in imported.lines():
