@@ -59,7 +59,8 @@ def on_windows(code: str, *arguments: object, before: str = "") -> subprocess.Po
 def test_a_run_needs_nothing_that_windows_lacks(tmp_path):
     code = """
 import json, tailorvit
-found = tailorvit.run("autoformer-digits", method="fixed", tiny=True, out=sys.argv[1], progress="quiet")
+found = tailorvit.run("autoformer-digits", method="fixed", tiny=True, out=sys.argv[1], progress="quiet",
+    settings={"baseline": False})
 network = tailorvit.load(sys.argv[1])
 print(json.dumps([found.params, sorted(places)]))
 """

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+COMPLETE = "_TAILORVIT_COMPLETE"  # set by the shell's script
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 MaxParams = Annotated[str | None, typer.Option(help="At most this many parameters, e.g. 5M.")]
 MinParams = Annotated[str | None, typer.Option(help="At least this many parameters.")]
@@ -522,6 +524,28 @@ def doctor(
         raise typer.Exit(2)
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of recipes, by which editors complete and check them."""
+    from tailorvit import config
+
+    _print_json(config.schema())
+
+
+class Shell(StrEnum):
+    """The shells whose completion can be printed."""
+
+    BASH, ZSH, FISH = "bash", "zsh", "fish"
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="Your shell.")]) -> None:
+    """Print a script that completes commands and options: eval "$(tailorvit completion bash)"."""
+    from typer.completion import get_completion_script
+
+    _say(get_completion_script(prog_name="tailorvit", complete_var=COMPLETE, shell=shell.value))
+
+
 def main() -> None:
     """Entry point: user mistakes become one sentence and exit code 2."""
     # Waiting threads sleep instead of spinning: on a busy two-core machine that trained four times as fast.
@@ -532,8 +556,12 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
     from tailorvit.errors import TailorError, out_of_memory
 
+    if COMPLETE in os.environ:  # a shell asks for words
+        from typer.completion import completion_init
+
+        completion_init()
     try:
-        app()
+        app(prog_name="tailorvit")
     except TailorError as error:
         if ranks.may_speak():
             _say(f"tailorvit: {shown(str(error))}", err=True)
