@@ -551,6 +551,7 @@ def main() -> None:
     # Waiting threads sleep instead of spinning: on a busy two-core machine that trained four times as fast.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory measurement starts torch's profiler, which chats
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # what Apple's GPU lacks is done by the CPU
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
