@@ -541,9 +541,10 @@ class Shell(StrEnum):
 @app.command()
 def completion(shell: Annotated[Shell, typer.Argument(help="Your shell.")]) -> None:
     """Print a script that completes commands and options: eval "$(tailorvit completion bash)"."""
-    from typer.completion import get_completion_script
+    from typer import completion as scripts
 
-    _say(get_completion_script(prog_name="tailorvit", complete_var=COMPLETE, shell=shell.value))
+    script: Any = scripts.get_completion_script  # type: ignore[attr-defined]
+    _say(script(prog_name="tailorvit", complete_var=COMPLETE, shell=shell.value))
 
 
 def main() -> None:
@@ -558,9 +559,9 @@ def main() -> None:
     from tailorvit.errors import TailorError, out_of_memory
 
     if COMPLETE in os.environ:  # a shell asks for words
-        from typer.completion import completion_init
+        from typer import completion as scripts
 
-        completion_init()
+        scripts.completion_init()  # type: ignore[attr-defined]
     try:
         app(prog_name="tailorvit")
     except TailorError as error:

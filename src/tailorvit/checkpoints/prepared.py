@@ -61,7 +61,7 @@ def _of_timm(known: Any, asked: str) -> tuple[Normalisation, str]:
     if full == asked:
         return how, why
     rows = [timm.get_pretrained_cfg(name) for name in timm.list_pretrained(f"{known.architecture}.*")]
-    others = sorted(row.tag for row in rows if row is not None and tuple(row.mean) != how.mean)
+    others = sorted(str(row.tag) for row in rows if row is not None and tuple(row.mean) != how.mean)
     if others:
         why += f" (other weights of {known.architecture} use others: {', '.join(others)})"
     return how, why
