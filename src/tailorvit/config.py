@@ -299,6 +299,29 @@ def configure(data: Mapping[str, Any]) -> Config:
     return checked(Config, data)
 
 
+def schema() -> dict[str, Any]:
+    """The JSON schema of recipes, by which editors complete and check them; names of plug-ins are allowed, too."""
+    from pydantic import TypeAdapter
+
+    from tailorvit.families import FAMILIES
+
+    found = TypeAdapter(Config).json_schema()
+    for key, registry in (("method", METHODS), ("family", FAMILIES)):
+        row = found["properties"][key]
+        row["anyOf"] = [{"enum": [name for name in registry if registry.origin(name) == "tailorvit"]}]
+        row["anyOf"].append({"type": row.pop("type")})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_untitled(found), "title": "TailorViT recipe"}
+
+
+def _untitled(schema: Any) -> Any:
+    """Without the titles that only repeat the keys."""
+    if isinstance(schema, list):
+        return [_untitled(row) for row in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {k: _untitled(v) for k, v in schema.items() if k != "title" or not isinstance(v, str)}
+
+
 def to_toml(config: Config) -> str:
     """The resolved recipe."""
     return toml_text(asdict(config))

@@ -33,6 +33,7 @@ from tailorvit.train.optim import (
     without_drop_path,
 )
 from tailorvit.train.rules import Rule, paths_of_rule
+from tailorvit.train.scaling import LossScale
 from tailorvit.train.settings import TrainSettings
 from tailorvit.train.share import Share, paths_of
 from tailorvit.train.stopping import Stopped, asked, held
@@ -138,8 +139,10 @@ class State:
         self.model, self.optimizer = model, make_optimizer(model, settings)
         self.statistics = batch_statistics(model)
         # "scale" multiplies the learning rate after roll-backs, "in_row" counts the last steps if they were skipped,
-        # "parts" is more than 1 where the images of a step do not fit into memory at once.
-        self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0, "parts": 1}
+        # "parts" is more than 1 where the images of a step do not fit into memory at once, or are to be taken so.
+        self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0}
+        self.loss_scale = LossScale(settings.precision == "fp16")
+        self.meta |= {"parts": settings.accumulate, **self.loss_scale.start()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, batch statistics and the optimiser's moments, by name."""
@@ -350,10 +353,15 @@ class Trainer:
     def eager_step(self, batch: Any, archs: Sequence[Arch | None], lr: float) -> tuple[float | None, int]:
         """One optimiser step: (loss, correct answers), or (None, 0) where the loss or a gradient was not finite."""
         optimizer, statistics = self.state.optimizer, [s.clone() for s in self.state.statistics]
+        scale, meta = self.state.loss_scale, self.state.meta
+        before = scale.of(meta)
         while True:
             try:
                 loss, correct, norm = self._gradients(batch, archs)
-                break
+                if math.isfinite(norm) or not math.isfinite(loss) or not scale.halve(meta):
+                    break
+                self._again(statistics)
+                continue
             except Exception as error:
                 if not out_of_memory(error) or self.share is not None:  # a part must not be cut again
                     raise
@@ -362,7 +370,9 @@ class Trainer:
             self._take_fewer(len(batch.y) // self.paths, why)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._undo(statistics)
+            scale.keep(meta, before)
             return None, 0
+        scale.good(meta)
         for group in optimizer.param_groups:
             group["lr"] = lr * group["share"]
         optimizer.step()
@@ -376,6 +386,7 @@ class Trainer:
             for part in zip(*(t.tensor_split(min(parts, len(t))) for t in images), strict=True):
                 of_part = self._add_gradients(Part(*part), through, len(part[1]) / len(batch.y))
                 loss, correct = loss + of_part[0], correct + of_part[1]
+        self.state.loss_scale.divide(self.model.parameters(), self.state.meta)
         self._complete_gradients(archs)
         if self.share is not None:
             loss, correct = self.share.step(self.model.parameters(), loss, correct)
@@ -419,6 +430,11 @@ class Trainer:
         for now, before in zip(self.state.statistics, statistics, strict=True):
             now.copy_(before)
 
+    def _again(self, statistics: Sequence[Tensor]) -> None:
+        """Begin a step anew with the draws it had."""
+        self._undo(statistics)
+        seed_everything(self.seed, "step", self.state.meta["step"])
+
     def _take_fewer(self, images: int, why: str) -> None:
         """Take fewer images at a time from now on, and store that soon: other parts draw other numbers."""
         self.state.optimizer.zero_grad(set_to_none=True)
@@ -439,10 +455,11 @@ class Trainer:
         x, y, target = (t.to(self.device, non_blocking=True) for t in (batch.x, batch.y, batch.target))
         # The sum of gradients, or their mean when clipping, so that the clip means the same for every rule.
         share = (weight / len(archs) if settings.clip else weight) * (1.0 if self.share is None else self.share.weight)
+        share *= self.state.loss_scale.of(self.state.meta)
         mean_loss, correct = 0.0, 0
         if self.objective is not None:
             with self._autocast():
-                loss = self.objective(x, y, target)
+                loss = self.objective(x, y, target).float()
             (loss * share).backward()
             return weight * float(loss.detach()), 0
         lesson = None
@@ -469,8 +486,9 @@ class Trainer:
         return mean_loss, correct
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        on = self.settings.precision == "bf16"
-        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=on)
+        kind = torch.float16 if self.settings.precision == "fp16" else torch.bfloat16
+        on = self.settings.precision in ("bf16", "fp16")
+        return torch.autocast(torch.device(self.device).type, kind, enabled=on)
 
     def _read(self, leave: int) -> None:
         """Count recorded steps but for the last ``leave``: reading at once would make the GPU wait for the host."""
@@ -529,6 +547,8 @@ class Trainer:
             return None  # losses of detectors and their like depend on what is in the images
         if self.state.meta["parts"] > 1:
             return None  # a recorded step takes all images at once
+        if self.state.loss_scale.on:
+            return None  # whether the scale is too large is known on the host
         if self.paths > 1:
             self.sink.event("graphs", "steps run eagerly: a recorded step has one architecture for all images")
             return None

@@ -20,6 +20,7 @@ class TrainSettings:
 
     epochs: int = 30
     batch: int = 128  # 0 chooses by the number of images
+    accumulate: int = 1  # parts that the images of a step are taken in, their gradients added up, where memory is short
     lr: float = 1e-3  # after warm-up, whatever the batch
     min_lr: float = 1e-5
     schedule: Literal["cosine", "constant"] = "cosine"  # after warm-up
@@ -29,7 +30,7 @@ class TrainSettings:
     layer_decay: float = 1.0  # share of the learning rate that is left with every block before the last; 1: all of it
     drop_path: float = 0.0
     clip: float = 1.0  # largest gradient norm; 0 does not clip
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"  # auto: bf16 on a GPU that has it, else fp16
     rule: Literal["single_path", "sandwich"] = "single_path"
     paths: int = 1  # single_path only: parts of a batch, each through an architecture of its own
     distill: bool = False  # sandwich only: the others learn from the largest network's outputs too (BigNAS)
@@ -63,6 +64,9 @@ class TrainSettings:
             raise TailorError(f"train.checkpoint_seconds must be at least 0, not {self.checkpoint_seconds}.")
         if self.drop_path >= 1:
             raise TailorError(f"train.drop_path must be below 1, not {self.drop_path}.")
+        if self.accumulate < 1 or (self.accumulate > 1 and self.batch and self.batch // 2 < self.accumulate):
+            most = f" and leave every part two of the {self.batch} images" if self.accumulate > 1 else ""
+            raise TailorError(f"train.accumulate must be at least 1{most}, not {self.accumulate}.")
         if self.optimizer == "sgd" and self.freeze == "slice":
             raise TailorError("train.freeze = 'slice' needs AdamW: leave train.optimizer at 'adamw'.")
         if self.paths < 1 or (self.paths > 1 and self.rule != "single_path"):
