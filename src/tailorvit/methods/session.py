@@ -164,7 +164,8 @@ class Session:
                 "data", f"Training images are {how} {self.device} as bytes ({size:.0f} MiB; limit {limit:.0f} GiB)."
             )
         augment = self.data.augment(settings.augment)
-        return self.data.train_batches(settings.batch, seed, augment, self.device)
+        batches = self.data.train_batches(settings.batch, seed, augment, self.device)
+        return batches.balanced() if settings.class_weights == "balanced" else batches
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -191,10 +192,20 @@ class Session:
             with closing(StageSink(self, stage)) as sink:
                 trained = training(self, model, rule, settings, stream or stage, sink, evaluate, teacher)
             # The checkpoint of a finished stage holds its weights, without the optimiser.
-            facts = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
+            facts: dict[str, Any] = {
+                "loss": trained.loss,
+                "skipped": trained.skipped,
+                "rollbacks": trained.rollbacks,
+                **({} if trained.kept is None else {"kept": trained.kept}),
+            }
             self.save_stage(model, stage, facts, sink.epochs)
         self.run.finish(stage, facts)
         return model
+
+    def kept(self, stage: str) -> dict[str, Any]:
+        """Which epoch's weights a finished training has, for result.json; empty where it kept the last."""
+        kept = (self.run.result(stage) or {}).get("kept")
+        return {} if kept is None else {"kept": dict(kept)}
 
     def load_stage(self, model: nn.Module, stage: str) -> bool:
         """Load a finished stage's weights; False where there are none."""

@@ -326,7 +326,7 @@ class TailoredSupernet(Supernet):
             untrained = session.search_accuracy(session.family.extract(self.model(), shapes[0]).eval())
             return [session.trial(Candidate(shapes[0], "even"), untrained, 0)]
         epochs = max(1, round(SHORT * final.epochs))
-        settings = replace(final, epochs=epochs, warmup=min(final.warmup, WARMUP * epochs))
+        settings = replace(final.ending_last(), epochs=epochs, warmup=min(final.warmup, WARMUP * epochs))
         for i, arch in enumerate(shapes):
             stage = f"shape-{name}-{i}" if name else f"shape-{i}"
             known = session.run.result(f"{stage} accuracy")
