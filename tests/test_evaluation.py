@@ -229,7 +229,7 @@ def test_the_command_prints_a_table_or_json(network, photos):
     found = tailorvit.evaluate(network, photos)
     lines = command(network, "--data", photos).splitlines()
     assert lines[0] == f"Accuracy {found.accuracy:.2f} % on 26 images of {photos} (split: all)"
-    assert [line.split()[0] for line in lines[2:]] == [*CLASSES, "macro"] and lines[-1].endswith(" 26")
+    assert [line.split()[0] for line in lines[3:]] == [*CLASSES, "macro"] and lines[-1].endswith(" 26")
     facts = json.loads(command(network, "--data", photos, "--split", "all", "--json"))
     assert facts["confusion"] == [list(row) for row in found.confusion] and facts["accuracy"] == found.accuracy
     assert facts["classes"][0] == {

@@ -56,6 +56,7 @@ class EvaluateSettings:
 
     __pydantic_config__ = FORBID
     batch: int = 512
+    throughput: bool = True  # at the end measure how many images a second the networks take
 
     def __post_init__(self) -> None:
         if self.batch < 1:

@@ -114,7 +114,7 @@ def class_weights(labels: Ints, classes: int) -> Tensor:
 
 
 def weighed(target: Tensor, weights: Tensor, smoothing: float) -> Tensor:
-    """Soft targets in which every label counts by its weight, with what smoothing took from it: rows no longer sum to 1.
+    """Soft targets in which a label counts by its weight, with what smoothing took from it; rows no longer sum to 1.
 
     Smoothing gives all classes the same. Weighing that by class would make common images argue for rare classes.
     """

@@ -258,7 +258,11 @@ class Trainer:
 
     def run(self) -> Trained:
         """All steps that are left; after a roll-back some are done again. A signal ends it after a checkpoint."""
-        if self.settings.keep == "best" and self.share is None and (self.evaluate is None or not isinstance(self.rule, Fixed)):
+        if (
+            self.settings.keep == "best"
+            and self.share is None
+            and (self.evaluate is None or not isinstance(self.rule, Fixed))
+        ):
             raise TailorError(
                 "train.keep = 'best' needs one network whose accuracy on the search images is measured in its training."
             )
