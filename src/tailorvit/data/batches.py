@@ -149,7 +149,7 @@ class TrainBatches:
         return self
 
     def balanced(self) -> Self:
-        """From now on a label counts inversely to the number of training images of its class.
+        """From now on ``iterate`` gives targets in which a label counts inversely to the training images of its class.
 
         What counts is the mass that a target gives a label; the share that smoothing spreads goes with its label.
         """
@@ -188,9 +188,7 @@ class TrainBatches:
 
     def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
         """The batches ``at(start)`` to ``at(stop - 1)``, made ahead by so many processes (None: by the spare cores)."""
-        batches = self._iterate(start, stop, workers)
-        if self.weights is not None:
-            batches = self._weighed(batches, self.weights)
+        batches = self._weighed(self._iterate(start, stop, workers))
         return batches if self.reader.ahead is None else self._fetched_ahead(batches, start, stop, self.reader.ahead)
 
     def _iterate(self, start: int, stop: int, workers: int | None) -> Generator[Batch]:
@@ -204,12 +202,15 @@ class TrainBatches:
                 yield batch
                 reached(step + 1)
 
-    def _weighed(self, batches: Generator[Batch], weights: Tensor) -> Generator[Batch]:
-        """The batches with weighed targets."""
+    def _weighed(self, batches: Generator[Batch]) -> Generator[Batch]:
+        """The batches, with weighed targets where labels do not count alike."""
+        if self.weights is None:
+            yield from batches
+            return
         with closing(batches):
             for batch in batches:
-                weights = weights.to(batch.target.device)
-                yield batch._replace(target=weighed(batch.target, weights, self.augment.smoothing))
+                self.weights = self.weights.to(batch.target.device)
+                yield batch._replace(target=weighed(batch.target, self.weights, self.augment.smoothing))
 
     @staticmethod
     def _threaded(work: Callable[[int], T], start: int, stop: int) -> Generator[T]:
@@ -431,6 +432,9 @@ class DeviceBatches(PlannedBatches):
 
     def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
         """The batches ``at(start)`` to ``at(stop - 1)``; no workers are needed."""
+        return self._weighed(self._iterate(start, stop, workers))
+
+    def _iterate(self, start: int, stop: int, workers: int | None) -> Generator[Batch]:
         for plan in self._ahead(self._plans, start, stop):
             yield from self._make(plan, self.images)
 
