@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tailorvit.config import Config
 
 STARTED = ("tailor", "finetune")  # methods that begin with the network of [start]
+SUPERNETS = ("s4", "s3", "autoformer", "bignas", "hat")  # methods whose supernets [train] trains
 Start = StartingNetwork | PretrainedStart
 SMALL_STEP = (
     2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
@@ -58,6 +59,12 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
         )
     if config.family != AUTO:
         family(config.family)
+    by_supernet = config.method == "tailor" and config.tailor.search == "supernet"
+    if config.train.keep == "best" and (config.method in SUPERNETS or by_supernet):
+        raise TailorError(
+            f"train.keep = 'best' is for single networks, and method '{config.method}' trains supernets by [train]: "
+            "write final.train.keep = 'best'."
+        )
     _require_packages(config)
     device = usable_device(config.device)
     config, clock = with_clock(config, device)

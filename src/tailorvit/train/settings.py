@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tailorvit.errors import TailorError
@@ -39,6 +39,9 @@ class TrainSettings:
     compile: bool = False  # torch.compile: plain networks whole, supernets of the ViT family block by block
     graphs: bool = True  # record steps as CUDA graphs where that is possible; no effect on a CPU
     augment: str = "auto"
+    class_weights: Literal["none", "balanced"] = "none"  # balanced: a label counts by the rarity of its class
+    keep: Literal["last", "best"] = "last"  # the weights of the last epoch, or of the best one on the search images
+    patience: int = 0  # with keep = "best": end after so many evaluations that found no better one; 0 never
     checkpoint_seconds: float = 20.0  # a kill loses this much, or a shorter epoch; 0 stores every epoch, none inside
 
     def __post_init__(self) -> None:
@@ -77,12 +80,20 @@ class TrainSettings:
             raise TailorError(
                 f"train.paths = {self.paths} needs train.batch of at least {2 * self.paths}, not {self.batch}."
             )
+        if self.patience < 0 or (self.patience and self.keep != "best"):
+            raise TailorError(
+                f"train.patience must be 0, or more with train.keep = 'best', not {self.patience} with '{self.keep}'."
+            )
         for name in ("distill", "reg_largest_only"):
             if getattr(self, name) and self.rule != "sandwich":
                 raise TailorError(
                     f"train.{name} needs train.rule = 'sandwich', which trains the largest network every step, "
                     f"not '{self.rule}'."
                 )
+
+    def ending_last(self) -> TrainSettings:
+        """The same without a choice of the epoch: for trainings that only compare networks."""
+        return replace(self, keep="last", patience=0)
 
     def lr_at(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of a step: a pure function, so a resumed run needs no scheduler state."""
