@@ -123,9 +123,8 @@ class Task(Protocol):
     summary: str
     settings: type  # dataclass of the task's own keys, all with defaults
     train: Mapping[str, Any]  # defaults of [train] for this task: fields of TrainSettings
-    presets: Mapping[
-        str, Mapping[str, Any]
-    ]  # name -> {"summary": text, "train": {...}, "<task's name>": {...}, "backbone_lr": 0.1}
+    # Name -> changes of the recipe: {"summary": text, "train": {...}, "<task's name>": {...}, "backbone_lr": 0.1}
+    presets: Mapping[str, Mapping[str, Any]]
     metric: str  # the key of ``evaluate`` that judges networks, in percent, higher is better
     needs: tuple[tuple[str, str], ...]  # (module, extra) of libraries that may be missing
 
