@@ -199,9 +199,7 @@ class SegmentData:
 
     channels = 3
 
-    def __init__(
-        self, source: str, folder: MaskFolder, splits: Mapping[str, Ints], settings: SegmentSettings
-    ) -> None:
+    def __init__(self, source: str, folder: MaskFolder, splits: Mapping[str, Ints], settings: SegmentSettings) -> None:
         self.source = source
         self.folder = folder
         self.settings = settings
@@ -403,7 +401,9 @@ def _recorded(folder: MaskFolder, record: Mapping[str, Any]) -> dict[str, Ints]:
         raise TailorError(f"A split record holds {', '.join(SPLITS)} and fingerprint, not {', '.join(record)}.")
     number = {item.name: i for i, item in enumerate(folder.items)}
     before = {str(name) for split in SPLITS for name in record[split]}
-    changes = [f"'{n}' is gone" for n in before if n not in number] + [f"'{n}' is new" for n in number if n not in before]
+    changes = [f"'{n}' is gone" for n in before if n not in number] + [
+        f"'{n}' is new" for n in number if n not in before
+    ]
     if changes or record["fingerprint"] != folder.fingerprint:
         what = min(changes) if changes else "an image or a mask became another"
         raise TailorError(f"The data changed since their splits were made: {what}.")

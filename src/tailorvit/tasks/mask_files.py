@@ -343,8 +343,9 @@ def read_mask_folder(source: str, ignored: Collection[int] = (IGNORE,)) -> MaskF
     skipped.update({name: check.problem for name, check in zip(names, checks) if check.problem})
     good = [check for check in checks if not check.problem]
     if not good:
-        raise TailorError(f"None of the {len(pairs)} images in '{source}' can be used; of '{names[0]}': "
-                          f"{skipped[names[0]]}.")
+        raise TailorError(
+            f"None of the {len(pairs)} images in '{source}' can be used; of '{names[0]}': {skipped[names[0]]}."
+        )
     trimaps = any("trimap" in part.lower() for _, mask, _ in pairs for part in mask.relative_to(root).parts)
     classes, numbers, ignore = _classes(root, [c.numbers for c in good], ignored, trimaps, notes)
     known, legal = set(numbers), {*numbers, *ignore}
@@ -361,12 +362,14 @@ def read_mask_folder(source: str, ignored: Collection[int] = (IGNORE,)) -> MaskF
             items.append(MaskedImage(name, image, mask, part, check.size, check.numbers))
             digest.update(os.fsencode(f"{name}\0{check.state}\n"))
     if not items:
-        raise TailorError(f"None of the {len(pairs)} images in '{source}' can be used; of '{names[0]}': "
-                          f"{skipped[names[0]]}.")
+        raise TailorError(
+            f"None of the {len(pairs)} images in '{source}' can be used; of '{names[0]}': {skipped[names[0]]}."
+        )
     if skipped:
         first = next(iter(skipped))
-        notes.append(f"{len(skipped)} of {len(skipped) + len(items)} images are left out, the first '{first}': "
-                     f"{skipped[first]}.")
+        notes.append(
+            f"{len(skipped)} of {len(skipped) + len(items)} images are left out, the first '{first}': {skipped[first]}."
+        )
     return MaskFolder(
         tuple(items), tuple(classes), tuple(numbers), tuple(ignore), digest.hexdigest(), tuple(notes), skipped
     )
