@@ -12,6 +12,8 @@ from PIL import Image
 from segment_tools import Toy
 
 from tailorvit.errors import TailorError
+from tailorvit.families import family
+from tailorvit.tasks.backbone import Start
 from tailorvit.tasks.mask_data import SegmentSettings, read_segment_data
 from tailorvit.tasks.mask_pictures import colours
 from tailorvit.tasks.miou import figures, pixel_counts
@@ -159,7 +161,7 @@ def test_pixels_without_a_class_do_not_count(data):
     for weight, head in ((1.0, network.decoder), (0.4, network.auxiliary)):
         logits = torch.nn.functional.interpolate(head(maps), size=(24, 32), mode="bilinear")
         chosen = logits.log_softmax(1).gather(1, mask.clamp(max=2)[:, None].long())[:, 0]
-        expected -= weight * float(chosen[:, :, 16:].mean())
+        expected -= weight * float(chosen[:, :, 16:].mean().detach())
     assert float(network.loss(x, torch.zeros(2), mask)) == pytest.approx(expected, rel=1e-5)
     nothing = network.loss(x, torch.zeros(2), torch.full_like(mask, 255))
     assert float(nothing) == 0 and nothing.requires_grad
@@ -176,6 +178,9 @@ def test_a_file_is_predicted_at_its_own_size(trained, data, tmp_path):
     with Image.open(path) as image:
         assert image.mode == "P" and (np.asarray(image) == mask).all()
         assert tuple(image.getpalette()[:9]) == sum(colours(3), ())
+    beside = TASK.predict(trained[0], facts(data), item.image, masks=tmp_path / "masks")
+    assert beside["mask"] == str(tmp_path / "masks" / f"{item.image.stem}.png")
+    assert (np.asarray(Image.open(beside["mask"])) == mask).all()
     with pytest.raises(TailorError, match=r"out\.jpg"):
         save_mask(found, tmp_path / "out.jpg")
     with pytest.raises(TailorError, match="no image file"):
@@ -232,9 +237,22 @@ def test_the_exported_network_is_the_same_function(trained, data, tmp_path):
 def test_presets_and_defaults_are_settings():
     TrainSettings(**TASK.train)
     for changes in TASK.presets.values():
-        assert set(changes) <= {"train", "segment"}
+        assert set(changes) == {"summary", "train", "segment"}
         TrainSettings(**{**TASK.train, **changes["train"]})
         SegmentSettings(**changes["segment"])
     steps = 20210 // 16
     assert TASK.presets["ade20k"]["train"]["epochs"] * steps == pytest.approx(160_000, rel=0.01)
     assert TASK.presets["ade20k"]["train"]["warmup"] * steps == pytest.approx(1500, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["vit", "windowed"])
+def test_a_network_of_ours_is_trained_and_seen_at_other_sizes(data, name):
+    record = family(name)
+    space = record.spaces[f"{name}-8px"]
+    settings = record.build(record.settings(dict(space.settings)), space.smallest()).settings
+    backbone = Start(name, {"family": name, "settings": settings}, None).backbone(data.image_size, 3, 0)
+    network = TASK.build(backbone, data, SETTINGS)
+    network.loss(*next(data.train_batches(2, 0).iterate(0, 1))).backward()
+    assert all(p.grad is not None for p in network.parameters())
+    found = evaluate_scales(network, data, "search", "cpu", (1.0, 1.5))
+    assert 0 <= found["miou"] <= 100 and network.backbone.at((36, 48))(torch.zeros(1, 3, 36, 48))

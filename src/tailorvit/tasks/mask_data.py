@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -367,8 +367,7 @@ def read_segment_data(
 
 def _split(folder: MaskFolder, seed: int) -> dict[str, Ints]:
     """Images by split. A missing search or test split is drawn; "val" alone is the test split, as in the data room."""
-    parts = {part: _numbers(folder, lambda item, p=part: item.part == p) for part in ("all", "train", "val", "test")}
-    train, val, test, whole = parts["train"], parts["val"], parts["test"], parts["all"]
+    train, val, test, whole = (_of_part(folder, part) for part in ("train", "val", "test", "all"))
     if len(train) or len(val) or len(test):
         if len(whole):
             name = folder.items[whole[0]].name
@@ -391,8 +390,8 @@ def _split(folder: MaskFolder, seed: int) -> dict[str, Ints]:
     return {"train": np.sort(order), "search": np.sort(search), "test": np.sort(held)}
 
 
-def _numbers(folder: MaskFolder, chosen: Callable[[MaskedImage], bool]) -> Ints:
-    return np.asarray([i for i, item in enumerate(folder.items) if chosen(item)], np.int64)
+def _of_part(folder: MaskFolder, part: str) -> Ints:
+    return np.asarray([i for i, item in enumerate(folder.items) if item.part == part], np.int64)
 
 
 def _recorded(folder: MaskFolder, record: Mapping[str, Any]) -> dict[str, Ints]:
@@ -419,7 +418,7 @@ def _missing(folder: MaskFolder, train: Ints) -> list[str]:
 
 
 def data_of_facts(facts: Mapping[str, Any], image: Path) -> tuple[Tensor, Box, Size]:
-    """One file as the network takes it, where it lies in the input, and its own size; ``facts`` are those of the data."""
+    """One file as the network takes it, where it lies in the input, and its own size, by the facts of the data."""
     if not image.is_file():
         raise TailorError(f"There is no image file '{image}'.")
     try:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tailorvit.errors import TailorError
-from tailorvit.portable import Size
+from tailorvit.portable import Size, reason
 from tailorvit.tasks.base import Backbone, OnnxForm, Picture, TaskNetwork
 from tailorvit.tasks.mask_data import Box, SegmentData, SegmentSettings, data_of_facts, read_segment_data
 from tailorvit.tasks.mask_files import IGNORE, Classes
@@ -66,8 +66,8 @@ class SegmentNetwork(TaskNetwork):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the heads are made of."""
-        return {"classes": self.classes, "decoder": self.width, "maps": list(self.backbone.channels)}
+        """The decoder's channels; the classes are the data's."""
+        return {"decoder": self.width}
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits at the images' size."""
@@ -207,6 +207,7 @@ class Segment:
     # 20,210 are 127 epochs, 1,500 steps of warm-up 1.19. Their masks number classes from 1; 0 is no class.
     presets: Mapping[str, Mapping[str, Any]] = {
         "ade20k": {
+            "summary": "ADE20K as S3 and Swin train it: 160,000 steps of 16 images at 512 px",
             "train": {
                 "epochs": 127,
                 "batch": 16,
@@ -220,6 +221,11 @@ class Segment:
             },
             "segment": {"image_size": 512, "decoder": 512, "ignore": [0, IGNORE]},
         },
+    }
+
+    tiny: Mapping[str, Any] = {
+        "train": {"epochs": 1, "batch": 4},
+        "segment": {"image_size": 32, "decoder": 8, "scales": [1.0, 1.5]},
     }
 
     def read(
@@ -267,11 +273,18 @@ class Segment:
             "Images are resized to fit, zero beside the image after normalisation; the auxiliary head is left out.",
         )
 
-    def predict(self, network: SegmentNetwork, data_facts: Mapping[str, Any], image: Path) -> dict[str, Any]:
+    def predict(
+        self,
+        network: SegmentNetwork,
+        data_facts: Mapping[str, Any],
+        image: Path,
+        masks: str | Path | None = None,
+    ) -> dict[str, Any]:
         """The class of every pixel of a file: ``rle`` holds [class number, pixels] runs, row by row from the top left.
 
         ``size`` is (rows, columns), ``classes`` the names by number, ``shares`` the percent of the pixels of each
-        class that occurs. :func:`mask_of` gives the mask as an array, :func:`save_mask` writes it.
+        class that occurs. :func:`mask_of` gives the mask as an array, :func:`save_mask` writes it; with a folder for
+        ``masks`` it is written there under the image's name, and ``mask`` is its path.
         """
         x, box, size = data_of_facts(data_facts, image)
         with _evaluating(network):
@@ -280,7 +293,10 @@ class Segment:
         names = list(data_facts["classes"])
         pixels = np.bincount(found.reshape(-1), minlength=len(names))
         shares = {name: round(100 * int(n) / found.size, 2) for name, n in zip(names, pixels) if n}
-        return {"classes": names, "size": list(size), "rle": runs_of(found), "shares": shares}
+        prediction = {"classes": names, "size": list(size), "rle": runs_of(found), "shares": shares}
+        if masks is not None:
+            prediction["mask"] = str(save_mask(prediction, Path(masks) / f"{image.stem}.png"))
+        return prediction
 
 
 def save_mask(prediction: Mapping[str, Any], path: str | Path) -> Path:
@@ -290,7 +306,11 @@ def save_mask(prediction: Mapping[str, Any], path: str | Path) -> Path:
         raise TailorError(f"A mask is written as a PNG file, not as '{path}'.")
     buffer = io.BytesIO()
     mask_image(mask_of(prediction), len(prediction["classes"])).save(buffer, "PNG")
-    place.write_bytes(buffer.getvalue())
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(buffer.getvalue())
+    except OSError as error:
+        raise TailorError(f"The mask '{path}' cannot be written: {reason(error)}.") from None
     return place
 
 
