@@ -13,6 +13,7 @@ from segment_tools import Toy
 
 from tailorvit.errors import TailorError
 from tailorvit.families import family
+from tailorvit.tasks import segment
 from tailorvit.tasks.backbone import Start
 from tailorvit.tasks.mask_data import SegmentSettings, read_segment_data
 from tailorvit.tasks.mask_pictures import colours
@@ -124,6 +125,15 @@ def test_a_mirror_averages_the_image_and_its_mirror_image(trained, data):
     assert set(both[:, 2:-2].flatten().tolist()) <= {0, 1} and not (both[:, -12:] == 0).all(), both
 
 
+def test_large_images_are_evaluated_one_by_one(trained, data, monkeypatch):
+    monkeypatch.setattr(segment, "_VALUES", 100)
+    assert [list(g) for g in segment._groups([60, 30, 20, 500, 10, 10])] == [[0, 1], [2], [3], [4, 5]]
+    assert [len(g) for g in segment._groups([1] * 19)] == [8, 8, 3] and not list(segment._groups([]))
+    few = TASK.evaluate(trained[0], data, "search", "cpu")
+    monkeypatch.undo()
+    assert few == TASK.evaluate(trained[0], data, "search", "cpu")
+
+
 def test_the_last_evaluation_has_the_figure_over_scales(trained, tmp_path):
     network, _ = trained
     data = read_segment_data(str(draw_mask_folder(tmp_path, {"train": 2, "val": 2, "test": 2})), SETTINGS, 0)
@@ -162,9 +172,9 @@ def test_pixels_without_a_class_do_not_count(data):
         logits = torch.nn.functional.interpolate(head(maps), size=(24, 32), mode="bilinear")
         chosen = logits.log_softmax(1).gather(1, mask.clamp(max=2)[:, None].long())[:, 0]
         expected -= weight * float(chosen[:, :, 16:].mean().detach())
-    assert float(network.loss(x, torch.zeros(2), mask)) == pytest.approx(expected, rel=1e-5)
+    assert network.loss(x, torch.zeros(2), mask).item() == pytest.approx(expected, rel=1e-5)
     nothing = network.loss(x, torch.zeros(2), torch.full_like(mask, 255))
-    assert float(nothing) == 0 and nothing.requires_grad
+    assert nothing.item() == 0 and nothing.requires_grad
 
 
 def test_a_file_is_predicted_at_its_own_size(trained, data, tmp_path):

@@ -365,11 +365,6 @@ def read_mask_folder(source: str, ignored: Collection[int] = (IGNORE,)) -> MaskF
         raise TailorError(
             f"None of the {len(pairs)} images in '{source}' can be used; of '{names[0]}': {skipped[names[0]]}."
         )
-    if skipped:
-        first = next(iter(skipped))
-        notes.append(
-            f"{len(skipped)} of {len(skipped) + len(items)} images are left out, the first '{first}': {skipped[first]}."
-        )
     return MaskFolder(
         tuple(items), tuple(classes), tuple(numbers), tuple(ignore), digest.hexdigest(), tuple(notes), skipped
     )

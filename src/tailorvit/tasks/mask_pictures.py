@@ -43,12 +43,12 @@ def mask_image(mask: Classes, classes: int) -> Image.Image:
 
 
 def overlaid(image: Image.Image, mask: Classes, classes: int) -> Image.Image:
-    """An RGB image under the colours of its mask; pixels without a class stay as they are."""
+    """An image in grey under the colours of its mask; pixels without a class get none."""
     from PIL import Image
 
     table = np.zeros((IGNORE + 1, 3))
     table[:classes] = colours(classes)
-    pixels = np.asarray(image, np.float64)
+    pixels = np.asarray(image.convert("L").convert("RGB"), np.float64)
     mixed = np.where(mask[..., None] < classes, (1 - _OPACITY) * pixels + _OPACITY * table[mask], pixels)
     return Image.fromarray(np.rint(mixed).astype(np.uint8))
 

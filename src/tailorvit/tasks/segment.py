@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from tailorvit.errors import TailorError
 from tailorvit.portable import Size, reason
+from tailorvit.rng import generator
 from tailorvit.tasks.base import Backbone, OnnxForm, Picture, TaskNetwork
 from tailorvit.tasks.mask_data import Box, SegmentData, SegmentSettings, data_of_facts, read_segment_data
 from tailorvit.tasks.mask_files import IGNORE, Classes
@@ -23,7 +25,8 @@ from tailorvit.tasks.miou import Counts, figures, pixel_counts
 
 AUXILIARY = 0.4  # weight of the auxiliary head's loss, as in UperNet's usual training
 _THIRD = 2  # the auxiliary head reads the third map
-_BATCH = 8  # images at a time in evaluation
+_BATCH = 8  # images at a time in evaluation, at most
+_VALUES = 1 << 27  # probabilities at a time, of which a large image has many: pixels times classes
 _PICTURES = 6
 
 
@@ -136,8 +139,7 @@ def predictions(
     forms = [network.backbone if size == data.image_size else network.backbone.at(size) for size in sizes]
     with _evaluating(network):
         forms = [form.to(device).eval() for form in forms]
-        for at in range(0, len(items), _BATCH):
-            places = range(at, min(at + _BATCH, len(items)))
+        for places in _groups([network.classes * math.prod(item.size) for item in items]):
             sums: list[Tensor | None] = [None] * len(places)
             for size, form in zip(sizes, forms):
                 x, boxes = data.inputs(split, places, size)
@@ -152,6 +154,18 @@ def predictions(
             for place, total in zip(places, sums):
                 assert total is not None
                 yield place, total.argmax(0).to(torch.uint8).cpu().numpy()
+
+
+def _groups(values: Sequence[int]) -> Iterator[range]:
+    """Places of images that are evaluated together, one at least."""
+    start, total = 0, 0
+    for place, more in enumerate(values):
+        if place > start and (place - start == _BATCH or total + more > _VALUES):
+            yield range(start, place)
+            start, total = place, 0
+        total += more
+    if values:
+        yield range(start, len(values))
 
 
 def _counted(
@@ -264,7 +278,8 @@ class Segment:
 
     def for_onnx(self, network: SegmentNetwork, data: Any) -> OnnxForm:
         """The network as it is called: normalised images to logits at their size."""
-        x = torch.zeros(2, data.channels, *data.image_size)
+        noise = generator(0, "segment", "onnx").standard_normal((2, data.channels, *data.image_size))
+        x = torch.from_numpy(noise.astype(np.float32))
         return OnnxForm(
             network,
             {"images": x},
