@@ -90,7 +90,7 @@ def test_a_scaled_mask_shows_the_class_that_its_image_shows(scale):
 
 
 def test_changes_follow_from_seed_step_and_place():
-    settings, box = SegmentSettings(), Box(0, 4, 32, 24)
+    settings, box = SegmentSettings(jitter=(0.5, 2.0)), Box(0, 4, 32, 24)
     drawn = [draw_change(box, (32, 32), settings, 3, step, place) for step in range(50) for place in range(4)]
     assert drawn == [draw_change(box, (32, 32), settings, 3, step, place) for step in range(50) for place in range(4)]
     assert len(set(drawn)) == 200 and drawn[0] != draw_change(box, (32, 32), settings, 4, 0, 0)

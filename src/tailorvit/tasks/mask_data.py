@@ -45,7 +45,7 @@ class SegmentSettings:
 
     image_size: int | tuple[int, int] = 128  # a side or (rows, columns)
     decoder: int = 64  # channels of UperNet's decoder; the auxiliary head has half
-    jitter: tuple[float, float] = (0.5, 2.0)  # training images are scaled by a factor between these
+    jitter: tuple[float, float] = (0.75, 1.5)  # training images are scaled by a factor between these
     flip: bool = True  # mirror half of the training images
     ignore: tuple[int, ...] = (IGNORE,)  # numbers in masks that are no class
     scales: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of the last figure; empty: none such

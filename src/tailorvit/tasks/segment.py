@@ -233,7 +233,7 @@ class Segment:
                 "clip": 0.0,
                 "precision": "auto",
             },
-            "segment": {"image_size": 512, "decoder": 512, "ignore": [0, IGNORE]},
+            "segment": {"image_size": 512, "decoder": 512, "jitter": [0.5, 2.0], "ignore": [0, IGNORE]},
         },
     }
 
