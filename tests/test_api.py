@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tailorvit
-from tailorvit import api
+from tailorvit import api, guard
 from tailorvit.errors import TailorError
 from tailorvit.lookup import list_runs, run_lines
 from tailorvit.methods.stages import StageSink
@@ -217,7 +217,7 @@ def test_limits_may_be_text_or_numbers():
 )
 def test_a_run_notes_the_program_that_started_it(monkeypatch, program, command):
     monkeypatch.setattr("sys.argv", [program, "run", "--tiny"])
-    assert api._command() == command
+    assert guard.run_command() == command
 
 
 # -- runs in a folder -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import tailorvit
 from tailorvit import cli
 from tailorvit.config import Config, configure, read_recipe, recipe_names
 from tailorvit.costs.limits import METRICS
+from tailorvit.costs.runtime import LatencySettings
 from tailorvit.families.vit.plain import ViTSettings
 from tailorvit.search import SEARCHERS
 from tailorvit.tiny import tiny
@@ -90,7 +91,7 @@ def test_commands_shown_exist():
     shown = []
     for page in PAGES:
         for block in blocks(page):
-            shown += re.findall(r"^(?:tailorvit|.*/tailorvit) (\w+)(.*?)(?:#.*)?$", block, re.M)
+            shown += re.findall(r"^(?:tailorvit|.*/tailorvit) ([\w-]+)(.*?)(?:#.*)?$", block, re.M)
     shown += [
         tuple(m)
         for recipe in recipe_names()
@@ -203,6 +204,7 @@ def test_every_recipe_key_is_explained_with_its_default():
         assert dict(rows(section[0])) == keys(entry.settings, "search."), entry.name
         expected += keys(entry.settings, "search.").items()
     expected += keys(ViTSettings, "settings.").items()
+    expected += keys(LatencySettings, "limits.").items()
     assert len(expected) > 70
     assert sorted(explained) == sorted(expected)
 

@@ -1,8 +1,9 @@
 """TailorViT: tailor a vision transformer to your data and your size budget.
 
 ``run(data=..., max_params=...)`` finds, trains and saves a network; ``load(RUN).predict(image)`` uses it; ``resume``,
-``finetune``, ``evaluate`` and ``list_runs`` do what the commands do; ``register`` adds a part of your own. Names are
-loaded when they are first used, so that importing the package stays quick.
+``finetune``, ``evaluate`` and ``list_runs`` do what the commands do; ``work("detect", RUN, data=...)`` makes it the
+backbone of a task, and ``load_task`` uses that; ``register`` adds a part of your own. Names are loaded when they are
+first used, so that importing the package stays quick.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tailorvit.arch import Arch
     from tailorvit.costs import Counter, Limits, Meter
     from tailorvit.data import open_data
+    from tailorvit.downstream import TaskResult, work
     from tailorvit.errors import InfeasibleError, TailorError
     from tailorvit.evaluation import Evaluation, evaluate
     from tailorvit.export import Network, load
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from tailorvit.plugins import register
     from tailorvit.report import write_report
     from tailorvit.space import Dim, Space
+    from tailorvit.tasks.saved import TrainedTask, load_task
 
 __version__ = "0.2.0"
 
@@ -39,6 +42,8 @@ _HOME = {
     "Result": "api",
     "Space": "space",
     "TailorError": "errors",
+    "TaskResult": "downstream",
+    "TrainedTask": "tasks.saved",
     "cost": "lookup",
     "doctor": "lookup",
     "evaluate": "evaluation",
@@ -46,6 +51,7 @@ _HOME = {
     "list_runs": "lookup",
     "listing": "lookup",
     "load": "export",
+    "load_task": "tasks.saved",
     "named_arch": "families",
     "named_space": "families",
     "open_data": "data",
@@ -53,6 +59,7 @@ _HOME = {
     "resume": "api",
     "run": "api",
     "space_info": "lookup",
+    "work": "downstream",
     "write_report": "report",
 }
 
@@ -69,6 +76,8 @@ __all__ = [
     "Result",
     "Space",
     "TailorError",
+    "TaskResult",
+    "TrainedTask",
     "cost",
     "doctor",
     "evaluate",
@@ -76,6 +85,7 @@ __all__ = [
     "list_runs",
     "listing",
     "load",
+    "load_task",
     "named_arch",
     "named_space",
     "open_data",
@@ -83,6 +93,7 @@ __all__ = [
     "resume",
     "run",
     "space_info",
+    "work",
     "write_report",
 ]
 

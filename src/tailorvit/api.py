@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from tailorvit import ranks, units
+from tailorvit import downstream, guard, ranks, units
 from tailorvit.checkpoints.pretrained import Pretrained
 from tailorvit.checkpoints.starts import first_at_hand
 from tailorvit.config import (
@@ -30,26 +27,24 @@ from tailorvit.config import (
     recipe_names,
     to_toml,
 )
-from tailorvit.data import Data
+from tailorvit.costs.runtime import MEASURING, bounds_of
 from tailorvit.data.memory import keep_copy, source_of
-from tailorvit.data.sources import absolute_path, source_of_run
-from tailorvit.errors import TailorError, out_of_memory
-from tailorvit.lookup import versions
+from tailorvit.data.sources import source_of_run
+from tailorvit.errors import TailorError
 from tailorvit.methods import METHODS, default_start, schedule, tailor_plan, team
 from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.follower import follow
+from tailorvit.methods.latency import as_begun, keep_table, say_clock
 from tailorvit.methods.prepare import prepare, several_gpus
 from tailorvit.methods.session import CHANGED, SKIPPED, Plan, Session
 from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import preserved_state
 from tailorvit.runs import Run
-from tailorvit.runs.atomic import disk_full
 from tailorvit.tiny import tiny as tiny_form
-from tailorvit.train.memory import MemoryNotice, reason
-from tailorvit.train.stopping import Stopped, stoppable
+from tailorvit.train.stopping import stoppable
 
 DEFAULT_RECIPE = "s4-digits"
 TAILOR = "tailor"  # the method, and its recipe, for a pretrained start
@@ -62,31 +57,8 @@ T = TypeVar("T")
 Changes = Sequence[str] | Mapping[str, Any]  # of recipe keys: ["train.epochs=50"] or {"train.epochs": 50}
 
 
-class Result(Mapping[str, Any]):
-    """A finished run: what result.json holds, as a mapping and as attributes, and the run's folder."""
-
-    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        self.folder, self._facts = folder, dict(facts)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._facts[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._facts)
-
-    def __len__(self) -> int:
-        return len(self._facts)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._facts:
-            raise AttributeError(f"the result has no '{name}'; it has {', '.join(self.__dict__.get('_facts', ()))}")
-        return self._facts[name]
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._facts]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.summary())
+class Result(guard.Result):
+    """The result of a run that found or tuned a network."""
 
     def summary(self) -> list[str]:
         """The run in a few lines: what was found, what it costs, the baseline beside it, where it lies."""
@@ -103,7 +75,8 @@ class Result(Mapping[str, Any]):
         for metric in (m for m in ("latency", "memory") if m in self):
             high = self["limits"].get(metric, {}).get("max")
             limit = "" if high is None else f" (limit {units.show(high, metric)})"
-            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}")
+            how = f", {_how_known(self['latency_by'])}" if metric == "latency" and "latency_by" in self else ""
+            lines.append(f"  {metric} {units.show(self[metric], metric)}{limit}{how}")
         if trunk := self.get("trunk"):
             lines.append(f"  on the frozen trunk {trunk['source']}: {trunk['params']:,} parameters, not counted")
         if "test_accuracy" in start:
@@ -141,6 +114,14 @@ class Result(Mapping[str, Any]):
         return [f"{best['name']}{over} was better than the network delivered: {figures}."]
 
 
+def _how_known(facts: Mapping[str, Any]) -> str:
+    """How the latency of a result is known, in a few words."""
+    if facts.get("how") != "predicted":
+        return f"measured in {facts['runtime']}"
+    table = facts["table"]
+    return f"predicted for {table['host']}, median error {100 * table['median_error']:.1f} %"
+
+
 # -- run --------------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +136,7 @@ def run(
     max_macs: Size = None,
     max_latency: Size = None,
     max_memory: Size = None,
+    latency_table: str | Path | None = None,
     front: Front = None,
     method: str | None = None,
     baseline: str | Sequence[str] | None = None,
@@ -177,6 +159,7 @@ def run(
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
     limits |= {"max_latency": max_latency, "max_memory": max_memory}
+    limits["table"] = None if latency_table is None else str(latency_table)
     options: dict[str, Any] = {
         "data": _source(data),
         "start": start,
@@ -196,6 +179,7 @@ def run(
 def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
     """What a run would do and how long it would take, with nothing trained or written; options as for :func:`run`."""
     limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
+    limits["table"] = options.pop("latency_table", None)
     rest: dict[str, Any] = {k: v for k, v in options.items() if k in ("seed", "settings", "tiny")}
     options = {k: v for k, v in options.items() if k not in rest}
     options["data"] = _source(options.get("data"))
@@ -329,13 +313,14 @@ def recipe_for(
     base = read_recipe(recipe)
     options: dict[str, Any] = {
         "data": {k: v for k, v in (("source", source), ("image_size", image_size)) if v is not None},
-        "limits": {k: v for k, v in (limits or {}).items() if v is not None},
+        "limits": {k: str(v) if k == "table" else v for k, v in (limits or {}).items() if v is not None},
         **begins,
         **{k: v for k, v in {"prefer": prefer, "seed": seed}.items() if v is not None},
         **_budget(budget),
     }
-    if options["limits"]:
-        base = {**base, "limits": {}}  # limits given by hand replace the recipe's
+    if bounds_of(options["limits"]):  # limits given by hand replace the recipe's
+        own = base.get("limits", {})
+        base = {**base, "limits": {k: v for k, v in own.items() if k in MEASURING} if isinstance(own, dict) else own}
     changes = overrides(settings)
     if baseline:
         changes["baseline"] = _with_peers({**base, **options, **changes}, baseline)
@@ -352,8 +337,9 @@ def recipe_for(
         # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
-    if (full.get("start") or {}).get("network") == NONE:
-        full = {**full, "start": {k: v for k, v in full["start"].items() if k != "network"}}
+    begun = full.get("start")
+    if isinstance(begun, Mapping) and begun.get("network") == NONE:
+        full = {**full, "start": {k: v for k, v in begun.items() if k != "network"}}
     return configure(full)
 
 
@@ -501,20 +487,21 @@ def _begin(choices: Sequence[Choice], out: str | Path | None, progress: Mode | N
         ready, note = _first_that_works(choices, lambda choice: _checked(choice, out, progress))
         plan = ready.plan
         info = {**_info(plan), **({"note": note} if note else {})}
-        with Run.create(ready.folder, to_toml(plan.config), info) as record, _to_go_on_with(record):
+        with Run.create(ready.folder, to_toml(plan.config), info) as record, guard.to_go_on_with(record):
             keep_copy(plan.config.data.source, record.folder)
             record.write_json("splits", plan.data.split_record())
             if ready.ahead is not None:
                 record.finish("plan", ready.ahead)
                 record.spend("plan", ready.seconds)
             copy_start(plan.start, plan.config, record)
+            keep_table(plan.clock, record)
             return _work(plan, record, progress)
 
 
 def _checked(choice: Choice, out: str | Path | None, progress: Mode | None) -> Ready:
     """Everything that can be refused before there is a folder; a budget that is too short among it."""
     plan = prepare(choice.config)
-    folder = Path(out) if out is not None else _free_folder(plan.config)
+    folder = Path(out) if out is not None else guard.free_folder(plan.config.method, plan.config.data.source)
     Run.require_free(folder)
     ahead, begin, seconds = None, time.monotonic(), plan.config.seconds()
     if seconds is not None:
@@ -536,42 +523,21 @@ def _info(plan: Plan) -> dict[str, Any]:
     """What info.json holds."""
     data, start = plan.data, plan.start
     return {
-        "command": _command(),
-        "versions": versions(),
-        "seed": plan.config.seed,
+        **guard.run_info(data, plan.config.seed),
         "method": plan.config.method,
-        "data": {
-            "source": data.source,
-            "path": absolute_path(data.source),
-            "fingerprint": data.fingerprint,
-            "counts": data.counts,
-        },
         **({} if ranks.launch() is None else {"launch": ranks.launch()}),
         **({} if data.trunk is None else {"trunk": data.trunk.facts}),
         **({} if start is None else {"start": {"network": plan.config.start.network, "sha256": start.checksum}}),
     }
 
 
-def _command() -> str:
-    """What was typed, without the place of the program."""
-    program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name  # python -m tailorvit
-    return shlex.join([name, *sys.argv[1:]])
-
-
-def _free_folder(config: Config) -> Path:
-    source = Path(config.data.source).name.replace(":", "-") or "data"
-    number = 1
-    while (folder := Path("runs") / f"{config.method}-{source}-{number}").exists():
-        number += 1
-    return folder
-
-
-def resume(folder: str | Path, *, data: str | Path | None = None, progress: Mode | None = None) -> Result:
+def resume(folder: str | Path, *, data: str | Path | None = None, progress: Mode | None = None) -> guard.Result:
     """Go on with an unfinished run; a finished one just gives its result.
 
     ``data`` says where the run's images lie now; they must be the same images.
     """
+    if downstream.task_of(folder):
+        return downstream.resume(folder, data=data, progress=progress)
     return _led(lambda: _resume(folder, data, progress))
 
 
@@ -579,11 +545,12 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
     from tailorvit.report import write_report
 
     place = Path(folder)
-    with Run.open(place) as record, preserved_state(), stoppable(), _to_go_on_with(record):
+    with Run.open(place) as record, preserved_state(), stoppable(), guard.to_go_on_with(record):
         if record.finished:
             if not (place / "report.html").exists():  # killed between the two
                 write_report(place)
-            return _finished(record)
+            found: Result = Result.finished(record)
+            return found
         versions_then = record.info.get("versions")
         versions_then = versions_then if isinstance(versions_then, dict) else {}
         written_by = str(versions_then.get("tailorvit", "an older version"))
@@ -594,27 +561,15 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
         splits = record.read_json("splits")
         start = read_start(config, place)
         copy_start(start, config, record)
-        plan = prepare(config, splits, start)
+        plan = prepare(as_begun(config, place), splits, start)
+        keep_table(plan.clock, record)
         require_same_trunk(plan.data, record.info)
         if splits is None:
             record.write_json("splits", plan.data.split_record())
         if data is not None:
-            _moved(plan.data, record)
+            guard.note_moved(plan.data, record)
         record.event("resume", "the run goes on")
         return _work(plan, record, progress)
-
-
-def _finished(record: Run) -> Result:
-    """The result of a finished run."""
-    facts = record.read_json("result")
-    result = Result(record.folder, facts if isinstance(facts, dict) else {})
-    try:
-        result.summary()
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise TailorError(
-            f"'{record.folder / 'result.json'}' is damaged; remove it, and resume writes it again from what is stored."
-        ) from None
-    return result
 
 
 def _require_same_method(record: Run) -> None:
@@ -624,64 +579,21 @@ def _require_same_method(record: Run) -> None:
         raise TailorError(f"'{record.folder}' began with method '{begun}', but its recipe.toml says '{found}'.")
 
 
-def _moved(data: Data, record: Run) -> None:
-    """Note where the data lies now; data other than the run's is refused."""
-    known = record.info.get("data")
-    known = known if isinstance(known, dict) else {}
-    if known.get("fingerprint", data.fingerprint) != data.fingerprint:
-        raise TailorError(f"'{data.source}' does not hold the images that '{record.folder}' began with.")
-    record.info["data"] = {**known, "path": absolute_path(data.source)}
-    record.write_json("info", record.info)
-
-
 def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
     """Run the method, write result and report."""
     import torch
 
-    from tailorvit.report import write_report
-
     progress = make_progress(mode)
     session = Session(plan, record, progress)
-    try:
+    with contextlib.closing(progress), guard.failures_told(record):
         torch.set_num_threads(plan.config.threads)
-        with _memory_notices(session):
+        with guard.memory_notices(session):
             _open_session(session)
             facts = run_method(team.begin(session))
             facts = _with_changes(session, facts)
         record.write_json("result", facts)
-        _report(session)
+        guard.report_on(session)
         return Result(record.folder, facts)
-    except Exception as error:
-        with contextlib.suppress(Exception):  # the first error is the one to show; a full disk would raise here too
-            record.event("failed", str(error) if isinstance(error, TailorError) else f"{type(error).__name__}: {error}")
-            write_report(record.folder)
-        if disk_full(error):
-            raise TailorError(f"The disk is full; make room and go on with: {_go_on(record.folder)}") from error
-        if out_of_memory(error):
-            raise TailorError(
-                f"Out of memory ({reason(error)}): free some, or take smaller networks (--max-params) or images "
-                f"(--image-size). Go on with: {_go_on(record.folder)}"
-            ) from error
-        raise
-    finally:
-        progress.close()
-
-
-@contextlib.contextmanager
-def _to_go_on_with(record: Run) -> Iterator[None]:
-    """Signals inside, and what the system refuses, say how to go on with the run."""
-    try:
-        yield
-    except KeyboardInterrupt as signal:
-        stop = signal if isinstance(signal, Stopped) else Stopped()
-        with contextlib.suppress(TailorError):  # on a full disk
-            record.event("interrupted", f"stopped {stop.who}")
-        raise Stopped(stop.number, _go_on(record.folder)) from None
-    except OSError as error:  # a full disk, a folder that cannot be written to any more
-        place = f" '{error.filename}'" if error.filename else ""
-        raise TailorError(
-            f"Cannot read or write{place}: {error.strerror or error}. Go on with: {_go_on(record.folder)}"
-        ) from error
 
 
 def _with_changes(session: Session, facts: dict[str, Any]) -> dict[str, Any]:
@@ -691,35 +603,13 @@ def _with_changes(session: Session, facts: dict[str, Any]) -> dict[str, Any]:
     return {**facts, "doubts": [*facts.get("doubts", ()), *sentences]} if sentences else facts
 
 
-def _go_on(folder: Path) -> str:
-    """The command that goes on with a run."""
-    return shlex.join(["tailorvit", "resume", str(folder)])
-
-
-@contextlib.contextmanager
-def _memory_notices(session: Session) -> Iterator[None]:
-    """What memory did not suffice for goes to the log; other warnings stay warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", MemoryNotice)
-        show = warnings.showwarning
-
-        def log(message: Warning | str, category: type[Warning], *place: Any) -> None:
-            if issubclass(category, MemoryNotice):
-                session.log_once("memory", str(message))
-            else:
-                show(message, category, *place)
-
-        warnings.showwarning = log  # type: ignore[assignment]
-        yield
-
-
 def run_method(session: Session) -> dict[str, Any]:
     """The run's method; where the family is open, a contest chooses it first and the method works on its shape."""
     method = METHODS[session.config.method]
     if method.name == "contest" or not session.plan.entries:
         return method.run(session)
     session, winner, facts = after_contest(session)
-    space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, device=session.device)
+    space = auto_space(winner.entry.family, dict(winner.entry.settings), session.limits, **session.measuring)
     return {**method.run(session.for_space(space)), **facts}
 
 
@@ -732,6 +622,7 @@ def _open_session(session: Session) -> None:
         session.log_once("start", note)
     for sentence in data.notes:
         session.log_once("data", sentence)
+    say_clock(session)
     if hint := several_gpus(session.device):
         session.log_once("device", hint)
     if data.trunk is not None:
@@ -755,13 +646,3 @@ def _opening(session: Session) -> str:
         f"{n['search']} search / {n['test']} test images at {high}x{wide} px{trunk}; {count}, the largest with "
         f"{units.show(meter.most('params', space))} parameters; {meter.limits.describe()}."
     )
-
-
-def _report(session: Session) -> None:
-    """Write the page; the result is safe by now, so a page that fails is logged and does not fail the run."""
-    from tailorvit.report import write_report
-
-    try:
-        write_report(session.run.folder)
-    except Exception as error:
-        session.log("warning", f"report.html could not be written ({type(error).__name__}: {error})")

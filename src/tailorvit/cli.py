@@ -102,6 +102,9 @@ def run(
     max_macs: MaxMacs = None,
     max_latency: MaxLatency = None,
     max_memory: MaxMemory = None,
+    latency_table: Annotated[
+        Path | None, typer.Option(help="Latency of another host: table.json of a latency kit (see latency-kit).")
+    ] = None,
     front: Annotated[
         str | None, typer.Option(help="With --from: deliver a network for each of these sizes: 2M,4M,8M.")
     ] = None,
@@ -133,6 +136,7 @@ def run(
         "max_macs": max_macs,
         "max_latency": max_latency,
         "max_memory": max_memory,
+        "latency_table": latency_table,
         "method": method,
         "baseline": baseline,
         "prefer": prefer,
@@ -195,6 +199,54 @@ def finetune(
     )
 
 
+def _task(name: str) -> Callable[..., None]:
+    """The command of a task; all tasks have the same options."""
+
+    def command(
+        network: Annotated[str, typer.Argument(help="Folder of a finished run or of a network, or timm:NAME.")],
+        data: Annotated[str, typer.Option(help="Pictures with their annotations (docs/tasks.md).")],
+        out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
+        preset: Annotated[str, typer.Option(help="How to train; default: for small data.")] = "default",
+        image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+        weights: Annotated[str | None, typer.Option(help="Weight file for timm:NAME; nothing is downloaded.")] = None,
+        scratch: Annotated[bool, typer.Option("--scratch", help="Fresh weights in place of the network's.")] = False,
+        max_params: Annotated[str | None, typer.Option(help="Of the whole: at most so many parameters.")] = None,
+        max_macs: Annotated[str | None, typer.Option(help="Of the whole: at most so many MACs an image.")] = None,
+        candidates: Annotated[
+            int | None, typer.Option(help="Try so many of the best networks of the run's search on the task.")
+        ] = None,
+        seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+        sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
+        tiny: Annotated[bool, typer.Option("--tiny", help="A few steps, to see that it runs.")] = False,
+        quiet: Quiet = False,
+        plain: Plain = False,
+    ) -> None:
+        from tailorvit import downstream
+
+        options: dict[str, Any] = {
+            "data": data,
+            "out": out,
+            "preset": preset,
+            "image_size": image_size,
+            "weights": weights,
+            "scratch": scratch,
+            "max_params": max_params,
+            "max_macs": max_macs,
+            "candidates": candidates,
+            "seed": seed,
+            "settings": sets or [],
+            "tiny": tiny,
+        }
+        _print_result(lambda: downstream.work(name, network, **options, progress=_mode(quiet, plain)))
+
+    return command
+
+
+app.command("detect", help="Make a network the backbone of a detector: boxes, and masks, of objects.")(_task("detect"))
+app.command("segment", help="Make a network the backbone of a segmenter: a class for every pixel.")(_task("segment"))
+app.command("answer", help="Make a network the backbone of one that answers questions about images.")(_task("answer"))
+
+
 @app.command()
 def space(
     name: Annotated[str, typer.Argument(help="A space's name (see: tailorvit list spaces) or TOML file.")],
@@ -230,12 +282,15 @@ def cost(
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also measure latency and memory here.")] = False,
     batch: Annotated[int, typer.Option(help="Images a batch when measuring.")] = 1,
+    runtime: Annotated[
+        str, typer.Option(help="What latency is measured in: torch, onnxruntime, auto: as a run would.")
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
     """Show what an architecture costs: exact parameters and MACs, per part."""
     from tailorvit import lookup, units
 
-    facts = lookup.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch)
+    facts = lookup.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch, runtime=runtime)
     if as_json:
         return _print_json(facts)
     _say(f"{name}: {facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)")
@@ -246,10 +301,32 @@ def cost(
     if measure:
         lat = facts["latency"]
         spread = f"{1e3 * lat['low']:.2f}-{1e3 * lat['high']:.2f} ms"
+        where = f"{lat['device']}, {lat['runtime']}, {lat['threads']} threads"
         _say(
             f"  latency {1e3 * lat['median']:.2f} ms (quartiles {spread}), batch {lat['batch']}, "
-            f"{lat['device']}, {lat['threads']} threads; memory {units.show(facts['memory'], 'memory')}"
+            f"{where}; memory {units.show(facts['memory'], 'memory')}"
         )
+    return None
+
+
+@app.command("latency-kit")
+def latency_kit(
+    source: Annotated[str, typer.Argument(help="A space's name or TOML file, or a run's folder.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    n: Annotated[int, typer.Option("--n", help="Networks of the space to measure.")] = 40,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write networks and a script that measures them on another host, for run --latency-table."""
+    from tailorvit import latency_kit as kit
+    from tailorvit import units
+
+    made = kit.latency_kit(source, out, n=n, classes=classes, image_size=image_size)
+    if as_json:
+        return _print_json(made)
+    _say(f"Wrote {len(made['networks'])} networks with random weights ({units.show(made['bytes'], 'memory')}) to {out}")
+    _say("Copy the folder to the host, run there: python measure.py; and come back with its table.json")
     return None
 
 
@@ -431,7 +508,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the network in a format for other programs, checked against PyTorch."""
-    from tailorvit.export import export as write
+    from tailorvit.downstream import export as write
 
     exported = write(folder, to, out, data=data, int8=int8)
     if as_json:
@@ -467,12 +544,13 @@ def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders, or - for standard input.")],
     top: Annotated[int, typer.Option(help="Classes to print an image (0: all).")] = 3,
     form: Annotated[str, typer.Option("--format", help="text, json or csv.")] = "text",
+    question: Annotated[str | None, typer.Option(help="For a network that answers: what to ask.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say what is on images. An .onnx file needs no PyTorch. Standard input: one image, or paths one a line."""
     from tailorvit.predict import run_predict
 
-    code = run_predict(source, images, "json" if as_json else form, top, sys.stdout)
+    code = run_predict(source, images, "json" if as_json else form, top, sys.stdout, question)
     if code:
         raise typer.Exit(code)
 

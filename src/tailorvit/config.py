@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from tailorvit import units
 from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.costs.limits import Limits
+from tailorvit.costs.runtime import LatencySettings, bounds_of, latency_settings
 from tailorvit.data import DataSettings
 from tailorvit.errors import TailorError, unknown
 from tailorvit.methods import METHODS
@@ -106,6 +107,7 @@ class Config:
             if isinstance(entry, str) and not (entry.startswith("timm:") and len(entry) > len("timm:")):
                 raise TailorError(f"baseline cannot be '{entry}': write true, false, timm:NAME or a list of them.")
         self.budget()
+        self.latency()
         self.seconds()
         self.search_settings()
         self.plugin_settings()
@@ -116,7 +118,14 @@ class Config:
 
     def budget(self) -> Limits:
         """The limits, read."""
-        return Limits.of(**self.limits)
+        return Limits.of(**bounds_of(self.limits))
+
+    def latency(self) -> LatencySettings:
+        """How latency is known: the keys of [limits] that are no bounds, read."""
+        settings, bounded = latency_settings(self.limits), "latency" in self.budget().metrics
+        if settings.table and not bounded:
+            raise TailorError("A latency table needs a limit on latency: set max_latency, such as 20ms.")
+        return settings
 
     def _beside(self) -> list[bool | str]:
         return self.baseline if isinstance(self.baseline, list) else [self.baseline]
@@ -291,7 +300,12 @@ def configure(data: Mapping[str, Any]) -> Config:
 
 
 def to_toml(config: Config) -> str:
-    """The resolved recipe; absent optional values are left out, as TOML has no null."""
+    """The resolved recipe."""
+    return toml_text(asdict(config))
+
+
+def toml_text(recipe: Mapping[str, Any]) -> str:
+    """A recipe as text; absent optional values are left out, as TOML has no null."""
     import tomli_w
 
     def clean(value: Any) -> Any:
@@ -299,7 +313,7 @@ def to_toml(config: Config) -> str:
             return {k: clean(v) for k, v in value.items() if v is not None}
         return [clean(v) for v in value] if isinstance(value, list | tuple) else value
 
-    return tomli_w.dumps(clean(asdict(config)))
+    return tomli_w.dumps(clean(recipe))
 
 
 # -- recipes stored by older versions ---------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def build_network(
         changed.update({"trunk": {**first, "channels": in_chans}} if settings.get("trunk") else {"channels": in_chans})
     model = plain_class(family).from_settings(changed, drop_path_rate)
     if resize:
-        model.trained_as = dict(settings)
+        object.__setattr__(model, "trained_as", dict(settings))
     pool = global_pool if global_pool in ("avg", "token") else None
     if num_classes not in (None, model.num_classes) or pool is not None:
         model.reset_classifier(model.num_classes if num_classes is None else num_classes, pool)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tailorvit.checkpoints.pretrained import Pretrained
 from tailorvit.config import configure, modernised, parse_recipe
 from tailorvit.data.splits import SPLITS, restore
+from tailorvit.downstream import task_of
 from tailorvit.errors import TailorError
 from tailorvit.export import load
 from tailorvit.report import snapshot
@@ -16,6 +17,9 @@ from tailorvit.report.reading import collect
 from tailorvit.runs import atomic, checkpoint
 from tailorvit.runs.database import Database
 from tailorvit.runs.folder import DATABASE, INFO, RECIPE, RECIPE_SEAL, RESULT, recipe_seal
+from tailorvit.tasks.backbone import START, Start
+from tailorvit.tasks.saved import CARD, load_task
+from tailorvit.tasks.work import read_recipe
 from tailorvit.texts import read_table
 
 Row = dict[str, str]
@@ -63,7 +67,11 @@ def _files(place: Path) -> Iterator[Row]:
         yield _row(INFO, PROBLEM, f"cannot be read ({_why(error)}); {_ANEW}")
     try:
         recipe = (place / RECIPE).read_text("utf-8", "surrogateescape")
-        configure(modernised(parse_recipe(recipe, RECIPE), written_by))
+        found = parse_recipe(recipe, RECIPE)
+        if task_of(place):
+            read_recipe(found)
+        else:
+            configure(modernised(found, written_by))
         if seal is not None and seal != recipe_seal(recipe):
             yield _row(RECIPE, PROBLEM, f"was changed after the run began; put it back, or {_ANEW}")
         else:
@@ -107,6 +115,9 @@ def _splits(place: Path) -> Iterator[Row]:
         return
     try:
         saved = read_table(path)
+        if task_of(place):  # a task's splits are its own business; its data say when they are read whether they fit
+            yield _row("splits.json", OK, "can be read")
+            return
         splits = restore(saved, str(saved.get("fingerprint")), 2**62)
         yield _row("splits.json", OK, ", ".join(f"{len(splits[s])} {s}" for s in SPLITS))
     except (OSError, ValueError, TailorError) as error:
@@ -139,6 +150,22 @@ def _networks(place: Path) -> Iterator[Row]:
         except (OSError, ValueError, TailorError) as error:
             go_on = "export it again" if name.startswith("export") else f"remove {RESULT}, and resume writes it again"
             yield _row(name, PROBLEM, f"{_why(error)}; {go_on}")
+    for path in sorted(place.rglob(CARD)):
+        name = str(path.parent.relative_to(place))
+        if name.startswith("export"):
+            continue
+        try:
+            load_task(path.parent)
+            yield _row(name, OK, "a task's network that loads; its checksum fits")
+        except TailorError as error:
+            yield _row(name, PROBLEM, f"{_why(error)}; remove {RESULT}, and resume writes it again")
+    for path in sorted(place.glob(f"{START}/*/{START}.json")):
+        name = str(path.parent.relative_to(place))
+        try:
+            Start.saved(path.parent)
+            yield _row(name, OK, "a network that the run began with")
+        except TailorError as error:
+            yield _row(name, PROBLEM, f"{_why(error)}; {_ANEW}")
     if Pretrained.kept_in(place / "start"):
         try:
             Pretrained.load(place / "start")
@@ -154,8 +181,9 @@ def _end(place: Path, resume: str) -> Iterator[Row]:
         return
     try:
         found = read_table(path)
-        if not isinstance(found.get("arch"), dict):
-            raise ValueError("it holds no architecture")
+        what = "test" if task_of(place) else "arch"
+        if not isinstance(found.get(what), dict):
+            raise ValueError("it holds no figures" if what == "test" else "it holds no architecture")
         yield _row(RESULT, OK, "the run has finished")
     except (OSError, ValueError) as error:
         yield _row(RESULT, PROBLEM, f"is damaged ({_why(error)}); remove it and write it again with: {resume}")

@@ -46,7 +46,13 @@ def read_arch(name: str) -> tuple[Arch, dict[str, Any]]:
 
 
 def cost(
-    name: str, *, classes: int | None = None, image_size: int | None = None, measure: bool = False, batch: int = 1
+    name: str,
+    *,
+    classes: int | None = None,
+    image_size: int | None = None,
+    measure: bool = False,
+    batch: int = 1,
+    runtime: str = "auto",
 ) -> dict[str, Any]:
     """Exact parameters and MACs of a named architecture or an ARCH.json, per part; latency and memory on request."""
     arch, settings = read_arch(name)
@@ -69,12 +75,15 @@ def cost(
         if batch < 1:
             raise TailorError(f"The batch to measure must be at least 1, not {batch}.")
         from tailorvit.costs import measure_latency, measure_memory
+        from tailorvit.costs.runtime import LatencySettings, chosen_runtime
+
+        timed_in = chosen_runtime(LatencySettings(runtime), "cpu")
 
         need = step_bytes(counter, arch, batch, training=False)
         require_memory(need, f"A batch of {batch:,} images", "measure a smaller batch or network")
         shape = (int(shared["channels"]), *shared["image_size"])
         model = counter.family.build(counter.shared, arch)
-        answer["latency"] = measure_latency(model, shape, batch).to_dict()
+        answer["latency"] = measure_latency(model, shape, batch, runtime=timed_in).to_dict()
         answer["memory"] = measure_memory(model, shape, batch)
     return answer
 
@@ -178,15 +187,19 @@ def _run_row(folder: Path) -> dict[str, Any]:
     recipe = _read_toml(folder / "recipe.toml")
     versions, data = (value if isinstance(value := info.get(key), dict) else {} for key in ("versions", "data"))
     found = {key: result.get(key) for key in ("params", "macs", "test_accuracy")}
+    score, metric = result.get("test"), result.get("metric")
+    if isinstance(score, dict) and isinstance(metric, str):  # of a task
+        found["test_score"] = score.get(metric)
     return {
         "name": folder.name,
         "folder": str(folder),
         "state": "finished" if result else "unfinished",
         "started": info.get("started"),
         "version": versions.get("tailorvit"),
-        "method": recipe.get("method"),
+        "method": recipe.get("method") or recipe.get("task"),
         "data": data.get("source"),
         **{key: value if isinstance(value, int | float) else None for key, value in found.items()},
+        **({"metric": metric} if "test_score" in found else {}),
     }
 
 
@@ -211,8 +224,11 @@ def run_lines(folder: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[str
     width = max(len(row["name"]) for row in rows)
     lines = []
     for row in rows:
-        known = row["params"] is not None and row["test_accuracy"] is not None
-        found = f"{row['params']:>11,} parameters  {row['test_accuracy']:6.2f} %" if known else "-"
+        score, unit = row["test_accuracy"], "%"
+        if row.get("metric"):
+            score, unit = row["test_score"], row["metric"]
+        known = row["params"] is not None and score is not None
+        found = f"{row['params']:>11,} parameters  {score:6.2f} {unit}" if known else "-"
         lines.append(f"{row['name']:<{width}}  {row['state']:<10}  {row['method'] or '?':<10}  {found}")
     return lines
 

@@ -320,13 +320,26 @@ def run_predict(
     format: str,
     top: int,
     out_stream: TextIO,
+    question: str | None = None,
     *,
     batch: int = BATCH,
     recursive: bool = True,
     stdin: BinaryIO | None = None,
     err_stream: TextIO | None = None,
 ) -> int:
-    """Predict and write. Returns 0, or 1 where some images could not be read; stderr then says how many."""
+    """Predict and write. Returns 0, or 1 where some images could not be read; stderr then says how many.
+
+    A task's network writes one line of JSON an image, whatever the format; one that answers needs a question.
+    """
+    if any((Path(source) / name).is_file() for name in ("task.json", "network/task.json")):
+        from tailorvit.downstream import print_predictions
+
+        if format == "csv":
+            raise TailorError("A task's network writes JSON, one line an image; leave out --format csv.")
+        more = {} if question is None else {"question": question}
+        return print_predictions(source, map(str, inputs), out_stream, **more)
+    if question is not None:
+        raise TailorError(f"--question is for networks that answer, and '{source}' tells classes apart.")
     if format not in WRITERS:
         raise unknown("output format", format, WRITERS)
     if isinstance(top, bool) or not isinstance(top, int) or top < 0:

@@ -86,7 +86,7 @@ def _for_digits(config: Config) -> dict[str, Any]:
         name = config.family if config.arch is None else fixed_arch(config)[0].family
         return {"arch": {"family": name, **family(name).tiny}, "space": "auto", "limits": {}}
     if config.space == "auto":
-        return {"limits": {"max_params": "20k"}}
+        return {"limits": {} if config.limits.get("table") else {"max_params": "20k"}}  # a table brings its space
     space = recipe_space(config)
     small = family(space.family).shrink(space)
     return {"space": small.to_dict(), "limits": _scaled_limits(config, space, small)}

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tailorvit
 from tailorvit.api import recipe_for
 from tailorvit.config import configure, parse_recipe, to_toml
+from tailorvit.costs import Clock
 from tailorvit.data import open_data
 from tailorvit.errors import TailorError
 from tailorvit.methods import peers as peers_module
@@ -207,6 +208,7 @@ def test_a_latency_limit_is_measured_once(tmp_path, monkeypatch):
         data=data,
         limits=replace(configure({"limits": {"max_params": "10M", "max_latency": "12ms"}}).budget()),
         device="cpu",
+        clock=Clock(),
     )
     for _ in range(2):
         found = peers_module._costs(session, PEER, "peer-x")

@@ -6,11 +6,15 @@ import math
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from tailorvit.costs.runtime import ONNX, Runtime
+from tailorvit.costs.traced import onnx_call, traced
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Latency:
     device: str
     threads: int
     runs: int
+    runtime: str = "torch"
+    provider: str | None = None  # of onnxruntime
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -38,29 +44,53 @@ def measure_latency(
     runs: int = 30,
     warmup: int = 5,
     seconds: float = math.inf,
+    runtime: Runtime = Runtime(),  # noqa: B008 - a value
 ) -> Latency:
-    """Time forward passes of random images; the model is left in evaluation mode on the device.
+    """Time forward passes of random images; the model is left in evaluation mode.
 
-    After ``seconds`` have passed, five timed passes are enough.
+    After ``seconds`` have passed, five timed passes are enough; writing the network for onnxruntime does not count.
     """
-    model = model.to(device).eval()
-    x = torch.rand(batch, *shape, device=device)
-    cuda = torch.device(device).type == "cuda"
-    times, begun = list[float](), time.perf_counter()
-    with torch.inference_mode():
-        for i in range(warmup + runs):
-            if len(times) >= 5 and time.perf_counter() - begun > seconds:
-                break
-            if cuda:
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            model(x)
-            if cuda:
-                torch.cuda.synchronize()
-            if i >= warmup:
-                times.append(time.perf_counter() - start)
+    threads = runtime.threads_used
+    if runtime.name == ONNX:
+        call = onnx_call(traced(model, shape, batch), shape, batch, runtime.provider, threads)
+        times = _timed(call, runs, warmup, seconds)
+    else:
+        times = _timed_in_torch(model, torch.rand(batch, *shape, device=device), device, threads, runs, warmup, seconds)
     low, median, high = statistics.quantiles(times, n=4)
-    return Latency(median, low, high, batch, device, torch.get_num_threads(), len(times))
+    return Latency(median, low, high, batch, device, threads, len(times), runtime.name, runtime.provider or None)
+
+
+def _timed_in_torch(
+    model: nn.Module, x: torch.Tensor, device: str, threads: int, runs: int, warmup: int, seconds: float
+) -> list[float]:
+    model, cuda, before = model.to(device).eval(), torch.device(device).type == "cuda", torch.get_num_threads()
+
+    def call() -> None:
+        model(x)
+        if cuda:
+            torch.cuda.synchronize()
+
+    try:
+        if threads != before:
+            torch.set_num_threads(threads)
+        with torch.inference_mode():
+            return _timed(call, runs, warmup, seconds)
+    finally:
+        if threads != before:
+            torch.set_num_threads(before)
+
+
+def _timed(call: Callable[[], Any], runs: int, warmup: int, seconds: float) -> list[float]:
+    """Seconds of every pass after the warm-up."""
+    times, begun = list[float](), time.perf_counter()
+    for i in range(warmup + runs):
+        if len(times) >= 5 and time.perf_counter() - begun > seconds:
+            break
+        start = time.perf_counter()
+        call()
+        if i >= warmup:
+            times.append(time.perf_counter() - start)
+    return times
 
 
 def measure_memory(model: nn.Module, shape: tuple[int, int, int], batch: int = 1, device: str = "cpu") -> int:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from tailorvit import units
 from tailorvit.arch import Arch
+from tailorvit.costs.clock import Clock
 from tailorvit.costs.count import Counter
 from tailorvit.costs.limits import Limits, Metric
 from tailorvit.costs.measure import measure_latency, measure_memory
@@ -25,6 +26,7 @@ class Meter:
     """Costs of architectures of one family under one set of shared settings, on one device.
 
     Measured costs go through ``recall`` and ``record``, so that a resumed run uses the measurements it first made.
+    Latencies predicted from a table need not: the table is kept with the run.
     """
 
     def __init__(
@@ -36,9 +38,13 @@ class Meter:
         batch: int = 1,
         recall: Recall | None = None,
         record: Record | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.counter = Counter(family, settings)
         self.limits = limits or Limits()
+        self.clock = clock or Clock()
+        if self.clock.table is not None:
+            self.clock.table.require(self.counter)
         self.device, self.batch = device, batch
         self._recall, self._record = recall, record
         self._measured: dict[tuple[str, Arch], float] = {}
@@ -55,6 +61,8 @@ class Meter:
         if metric == "macs":
             return self.counter.macs(arch)
         key = (metric, arch)
+        if key not in self._measured and metric == "latency" and self.clock.table is not None:
+            self._measured[key] = self.clock.table.predict(self.counter, arch)
         if key not in self._measured:
             value = self._recall(metric, arch) if self._recall else None
             if value is None:
@@ -69,7 +77,8 @@ class Meter:
         model = family.build(shared, arch)
         shape = (shared.channels, *shared.image_size)
         if metric == "latency":
-            return measure_latency(model, shape, self.batch, self.device, seconds=SLOW).median
+            runtime = self.clock.runtime
+            return measure_latency(model, shape, self.batch, self.device, seconds=SLOW, runtime=runtime).median
         return float(measure_memory(model, shape, self.batch, self.device))
 
     def costs(self, arch: Arch) -> dict[str, float]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorvit.data.images import ArrayImageSet, ImageSet, LazyImageSet, state_of, thread_map
+from tailorvit.data.images import ArrayImageSet, ImageSet, LazyImageSet, Seal, seal, state_of, thread_map
 from tailorvit.data.splits import Ints
 from tailorvit.errors import TailorError, unknown
 from tailorvit.portable import SUFFIXES, Pixels, is_grey, reason, to_image
@@ -448,7 +448,7 @@ class _Header(NamedTuple):
 
     short_side: int = 0
     grey: bool = False
-    bytes: int = 0
+    seal: Seal = Seal(0, 0, 0)
     problem: str | None = None
 
 
@@ -481,13 +481,14 @@ def image_files(
     files = [paths[i] for i in good]
     labels = np.asarray([number[n] for n in names], dtype=np.int64)[good]
     digest = hashlib.sha256()
-    sizes = [(_below(file, root), headers[i].bytes) for file, i in zip(files, good)]
+    seals = [headers[i].seal for i in good]
+    sizes = [(_below(file, root), sealed.bytes) for file, sealed in zip(files, seals)]
     for (name, size), label in zip(sizes, labels.tolist()):
         digest.update(os.fsencode(f"{name}\0{size}\0{classes[label]}\n"))
     visible = [headers[i] for i in good if origin[i] != "test"]  # the test folder decides nothing
 
     def opener(index: int) -> Image.Image:
-        if problem := state_of(files[index], sizes[index][1]):
+        if problem := state_of(files[index], seals[index]):
             raise OSError(problem)
         return Image.open(files[index])
 
@@ -502,6 +503,7 @@ def image_files(
         channels=1 if all(h.grey for h in visible) else 3,
         names=[str(p) for p in files],
         files=sizes,
+        seals=seals,
         notes=notes,
         skipped=skipped,
     )
@@ -533,7 +535,7 @@ def _header(path: Path) -> _Header:
 
     try:
         with Image.open(path) as image:
-            return _Header(min(image.size), is_grey(image), path.stat().st_size)
+            return _Header(min(image.size), is_grey(image), seal(path))
     except Exception as error:  # decoders raise anything on broken files
         return _Header(problem=reason(error))
 

@@ -145,6 +145,11 @@ def network_folder(folder: str | Path) -> Path:
         raise TailorError(
             f"'{folder}' is an export without network.json, which only safetensors, timm and hf write; {hint}."
         )
+    if any((p / "task.json").is_file() for p in (place, place / "network")):
+        raise TailorError(
+            f"'{folder}' holds a network of a task, which predict, export and tailorvit.load_task take; this takes "
+            "networks that tell classes apart."
+        )
     raise TailorError(f"'{folder}' holds no finished network (no network.json); is the run finished?")
 
 

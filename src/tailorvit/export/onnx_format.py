@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
 import shutil
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,31 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tailorvit.costs.traced import OPSET, quiet
 from tailorvit.errors import TailorError
 from tailorvit.export.base import Exporter, Job, compared
 from tailorvit.export.network import Card
 from tailorvit.portable import FORMAT, METADATA
 
-OPSET = 18  # the exporter's own, so nothing is converted; onnxruntime reads it since 1.14; 20 and 23 are no quicker
 _RUNS, _WARMUP = 30, 5
 _CALIBRATION, _CALIBRATION_BATCH = 256, 32  # training images whose activations set the ranges of static int8
 _INT8_OPS = ("Conv", "Gemm", "MatMul")  # where the time and the weights are; norms and softmax stay in float
 
 Session = Callable[[Tensor], Tensor]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No output: exporters print, warn and log what is of no use to the person at the terminal."""
-    before = logging.root.manager.disable
-    try:
-        logging.disable(logging.CRITICAL)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            with contextlib.redirect_stderr(io.StringIO()):
-                yield
-    finally:
-        logging.disable(before)
 
 
 def _finish(path: Path, card: Card) -> None:

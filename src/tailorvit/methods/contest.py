@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from tailorvit.arch import Arch
+from tailorvit.costs.clock import Clock
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
 from tailorvit.data.augment import LADDER
@@ -118,7 +119,7 @@ class Standing:
 
 
 def first_entries(
-    family_name: str, data: Data, limits: Limits, train: TrainSettings, device: str = "cpu"
+    family_name: str, data: Data, limits: Limits, train: TrainSettings, device: str = "cpu", clock: Clock | None = None
 ) -> list[Entry]:
     """The hand-designed network of every family and stem that fits data and limits, and the families' other shapes."""
     names = _families(data) if family_name == AUTO else [family(family_name).name]
@@ -128,14 +129,14 @@ def first_entries(
         for stem in (USUAL, *family(name).stems):
             try:
                 settings = stem_settings(name, stem, data, limits)
-                found = largest_of(family(name).baseline, name, settings, limits, device)
+                found = largest_of(family(name).baseline, name, settings, limits, device, clock)
             except TailorError as error:
                 refused.append(f"{name}{'' if stem == USUAL else ' ' + stem}: {error}")
                 continue
             if found is None or any((name, settings) == (e.family, e.settings) for e in entries):
                 continue
             own = Entry(name, stem, HAND, found, settings, _mildest(train), train.lr)
-            entries += [own, *_other_shapes(own, limits, device)] if stem == USUAL else [own]
+            entries += [own, *_other_shapes(own, limits, device, clock)] if stem == USUAL else [own]
     if not entries:
         high, wide = data.image_size
         who = "family" if family_name == AUTO else family_name
@@ -147,11 +148,11 @@ def first_entries(
     return entries
 
 
-def _other_shapes(entry: Entry, limits: Limits, device: str) -> Iterator[Entry]:
+def _other_shapes(entry: Entry, limits: Limits, device: str, clock: Clock | None) -> Iterator[Entry]:
     """Networks of its family with the same stem that are shallower and wider, or deeper and narrower."""
     seen = {entry.arch}
     for name, row in family(entry.family).shapes.items():
-        arch = largest_of(row, entry.family, entry.settings, limits, device)
+        arch = largest_of(row, entry.family, entry.settings, limits, device, clock)
         if arch is not None and arch not in seen:
             seen.add(arch)
             yield replace(entry, shape=name, arch=arch)
@@ -179,10 +180,12 @@ def largest_of(
     settings: Iterable[tuple[str, Any]],
     limits: Limits,
     device: str = "cpu",
+    clock: Clock | None = None,
 ) -> Arch | None:
     """The largest network of a growing row that keeps the limits; None where none does."""
     known = dict(settings)
-    meter, counted = Meter(family_name, known, limits, device=device), Meter(family_name, known, limits.counted())
+    meter = Meter(family_name, known, limits, device=device, clock=clock)
+    counted = Meter(family_name, known, limits.counted())
     return largest_of_row(row(known), meter, counted)
 
 

@@ -106,6 +106,7 @@ def finish(
         "arch": chosen.arch.to_dict(),
         **_costs(session, chosen.arch),
         "limits": session.limits.to_dict(),
+        **({"latency_by": session.clock.facts(chosen.arch)} if "latency" in session.limits.metrics else {}),
         **{**choice, "chosen": "baseline" if chosen is baseline else "found"},
         "search_accuracy": None if chosen.trial is None else chosen.trial.accuracy,
         "final_search_accuracy": chosen.search_accuracy,

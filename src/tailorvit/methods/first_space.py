@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailorvit import units
 from tailorvit.arch import Arch, Value
+from tailorvit.costs.clock import Clock
 from tailorvit.costs.limits import COUNTED, Limits
 from tailorvit.costs.meter import Meter, growing, largest_fitting, largest_measured
 from tailorvit.data import Data
@@ -30,10 +31,11 @@ def default_limit(images: int) -> str:
     return "60k" if images < 3_000 else "1M" if images < 20_000 else "5M" if images < 200_000 else "22M"
 
 
-def initial_space(config: Config, data: Data, limits: Limits, device: str = "cpu") -> Space:
+def initial_space(config: Config, data: Data, limits: Limits, device: str = "cpu", clock: Clock | None = None) -> Space:
     """The first space of a run, with the settings that follow from the data."""
     if config.space == "auto":
-        return auto_space(config.family, data_settings(None, data, limits, config.family), limits, device=device)
+        settings = data_settings(None, data, limits, config.family)
+        return auto_space(config.family, settings, limits, device=device, clock=clock)
     space = recipe_space(config)
     family(space.family)
     return with_settings(space, **data_settings(space, data, limits, space.family))

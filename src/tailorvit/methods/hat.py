@@ -90,6 +90,7 @@ def _measure_round(session: Session, archs: Sequence[Arch], number: int) -> list
     meter = Meter.for_space(
         session.space,
         device=session.device,
+        clock=session.clock,
         recall=lambda _, arch: run.measured(stage, arch),
         record=lambda _, arch, value: run.record_measured(stage, arch, value),
     )
@@ -112,8 +113,7 @@ def _with_limits(session: Session, limits: Limits, predictor: LatencyPredictor |
     s = session
     other = Session(replace(s.plan, limits=limits), s.run, s.progress)
     if predictor is not None:
-        run = {"device": s.device, "recall": s.run.measured, "record": s.run.record_measured}
-        other.meter = PredictedMeter.for_space(s.space, limits, predictor=predictor, **run)
+        other.meter = PredictedMeter.for_space(s.space, limits, predictor=predictor, **s.measuring)
     return other
 
 
@@ -153,6 +153,7 @@ def _measure_best(session: Session, trials: Sequence[Trial]) -> dict[str, Any]:
         session.space,
         session.limits,
         device=session.device,
+        clock=session.clock,
         recall=session.run.measured,
         record=lambda metric, arch, value: measured.append((metric, arch.to_json(), value)),
     )

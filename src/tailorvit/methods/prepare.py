@@ -11,6 +11,7 @@ import torch
 
 from tailorvit import ranks, units
 from tailorvit.arch import Arch
+from tailorvit.costs.clock import Clock
 from tailorvit.costs.count import Counter
 from tailorvit.costs.limits import COUNTED
 from tailorvit.costs.meter import Meter
@@ -25,6 +26,7 @@ from tailorvit.methods.contest import AUTO, Entry, first_entries
 from tailorvit.methods.feasibility import limits_to_check, require_feasible
 from tailorvit.methods.finetune import StartingNetwork, earlier_splits, read_start
 from tailorvit.methods.first_space import data_settings, default_limit, fixed_arch, image_size_for, initial_space
+from tailorvit.methods.latency import with_clock
 from tailorvit.methods.peers import check_peers
 from tailorvit.methods.released import space_of_released
 from tailorvit.methods.schedule import DEFAULTS as DEFAULT_SECONDS
@@ -58,6 +60,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
         family(config.family)
     _require_packages(config)
     device = usable_device(config.device)
+    config, clock = with_clock(config, device)
     start = start or read_start(config)
     data, pixels = _read_data(config, saved_splits, start, device)
     config = _with_device_settings(_with_default_limit(config, data, start), data, device)
@@ -68,14 +71,14 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
     limits = config.budget()
     entries: list[Entry] = []
     if holds_contest(config):
-        entries = first_entries(config.family, data, limits, config.final.train, device)
+        entries = first_entries(config.family, data, limits, config.final.train, device, clock)
         space, arch = entries[0].space, None
     else:
-        space, arch = _first_space(config, data, start, device)
+        space, arch = _first_space(config, data, start, device, clock)
     space = space_of_released(config, data, space, resumed=saved_splits is not None)
     _require_memory(config, space, device)
     if saved_splits is None:  # a resumed run was checked; measuring a latency again could refuse it
-        meter = Meter.for_space(space, limits_to_check(config, limits), device=device)
+        meter = Meter.for_space(space, limits_to_check(config, limits), device=device, clock=clock)
         require_feasible(config, space, meter, arch)
         require_cuts(config, space, meter)
     # From here on the recipe says what was chosen, so that a resumed run cannot choose otherwise.
@@ -86,7 +89,7 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
         device=device,
         threads=threads_for(config, space),
     )
-    return Plan(config, data, space, limits, device, start, tuple(entries))
+    return Plan(config, data, space, limits, device, start, tuple(entries), clock=clock)
 
 
 def _require_memory(config: Config, space: Space, device: str) -> None:
@@ -214,7 +217,9 @@ def _with_default_limit(config: Config, data: Data, start: Start | None = None) 
     return replace(config, limits={**config.limits, "max_params": highest})
 
 
-def _first_space(config: Config, data: Data, start: Start | None, device: str) -> tuple[Space, Arch | None]:
+def _first_space(
+    config: Config, data: Data, start: Start | None, device: str, clock: Clock
+) -> tuple[Space, Arch | None]:
     """The first space, and the only architecture of a fine-tuning."""
     limits = config.budget()
     if config.method == "fixed":
@@ -227,7 +232,7 @@ def _first_space(config: Config, data: Data, start: Start | None, device: str) -
             return start.space(data), None
         arch, space = start.space(data)
         return space, arch
-    return initial_space(config, data, limits, device), None
+    return initial_space(config, data, limits, device, clock), None
 
 
 def threads_for(config: Config, space: Space) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tailorvit import ranks
 from tailorvit.arch import Arch
+from tailorvit.costs.clock import Clock
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
 from tailorvit.data import Data
@@ -65,6 +66,7 @@ class Plan:
     start: StartingNetwork | PretrainedStart | None = None  # of methods finetune and tailor
     entries: tuple[Entry, ...] = ()  # who takes part in a contest
     shared: bool = False  # the work is shared with the other processes of a torchrun
+    clock: Clock = field(default_factory=Clock)  # how latency is known
 
 
 class Session(Stages):
@@ -75,11 +77,21 @@ class Session(Stages):
         self.plan, self.config, self.data, self.space = plan, plan.config, plan.data, plan.space
         self.limits = plan.limits
         self.family = family(plan.space.family)
-        self.meter = Meter.for_space(
-            plan.space, plan.limits, device=plan.device, recall=run.measured, record=run.record_measured
-        )
+        self.clock = plan.clock
+        self.meter = Meter.for_space(plan.space, plan.limits, **self.measuring)
         self.shared = plan.shared
         self._search_batches: Batches | None = None
+
+    @property
+    def measuring(self) -> dict[str, Any]:
+        """How a meter of this run measures: where, by which clock, and every measurement once."""
+        run = self.run
+        return {
+            "device": self.device,
+            "clock": self.clock,
+            "recall": run.measured,
+            "record": run.record_measured,
+        }
 
     def sharing(self, shared: bool) -> Session:
         """The same run, its work shared with other processes or not; images on the device are shared."""

@@ -200,7 +200,7 @@ class _Measuring:
         if limits is session.limits:
             meter = session.meter
         else:
-            meter = Meter.for_space(session.space, limits, device=session.device)
+            meter = Meter.for_space(session.space, limits, device=session.device, clock=session.clock)
         shapes = even_shapes(session.space, meter)
         if not shapes:
             shapes = list(near_limits(session, []).archs_at(session.seed, 0)[:1])

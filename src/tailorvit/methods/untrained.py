@@ -291,8 +291,7 @@ def size_band(session: Session, space: Space, band: float, moving: bool = False)
     rows: tuple[tuple[Metric, float | None, float | None], ...] = tuple(
         (m, low if m == metric else lower, upper) for m, lower, upper in limits
     )
-    run = session.run
-    return Meter.for_space(space, Limits(rows), device=session.device, recall=run.measured, record=run.record_measured)
+    return Meter.for_space(space, Limits(rows), **session.measuring)
 
 
 def _log(session: Session, settings: UntrainedSettings, rows: Sequence[Scored], values: Values, stage: str) -> None:

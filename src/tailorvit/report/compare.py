@@ -314,6 +314,11 @@ def compare(folders: Sequence[Path]) -> Comparison:
             raise TailorError(f"'{place}' was given twice; each run counts once.")
         seen.add(place.resolve())
     every = [collect(place) for place in places]
+    for place, facts in zip(places, every, strict=True):
+        if facts.task_name:
+            raise TailorError(
+                f"'{place}' is a run of the task {facts.task_name}; compare takes runs that tell classes apart."
+            )
     flat = [_flat(_current_keys(f.settings)) for f in every]
     kinds = [_experiment(f, keys) for f, keys in zip(every, flat, strict=True)]
     order = list(dict.fromkeys(kinds))

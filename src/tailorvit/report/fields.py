@@ -47,9 +47,9 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def checked_picture(value: Any) -> str | None:
+def checked_picture(value: Any, most: int = _PICTURE_LENGTH) -> str | None:
     """A picture that the page may carry: PNG or JPEG bytes in the address itself, nothing else."""
-    fits = isinstance(value, str) and len(value) <= _PICTURE_LENGTH and _PICTURE.fullmatch(value)
+    fits = isinstance(value, str) and len(value) <= most and _PICTURE.fullmatch(value)
     return value if fits else None
 
 
@@ -98,7 +98,7 @@ Amount = Annotated[float | None, BeforeValidator(between(0, 1e18))]
 Positive = Annotated[int | None, BeforeValidator(between(1, 10**15, whole))]
 Class = Annotated[int | None, BeforeValidator(between(0, CLASSES, whole))]
 Share = Annotated[float | None, BeforeValidator(between(0, 1 + 1e-12))]
-Picture = Annotated[str | None, BeforeValidator(checked_picture)]
+Picture = Annotated[str | None, BeforeValidator(lambda value: checked_picture(value))]
 Flag = Annotated[bool, BeforeValidator(lambda value: value is True)]
 Text = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else "")]
 Name = Annotated[str, BeforeValidator(lambda value: trim(str(value or "no name"), 2 * NAME))]

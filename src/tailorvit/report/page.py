@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from tailorvit.report import checks, contest, network, reproduce, result, search, space, tailored, training
+from tailorvit.report import checks, contest, network, reproduce, result, search, space, tailored, tasked, training
 from tailorvit.report.charts import Figure
 from tailorvit.report.lead import lead
 from tailorvit.report.markup import STYLE, cell, soft, tidy
@@ -37,6 +37,12 @@ SECTIONS = (
     Section("network", "Network", "The network", network.section, network.figures),
     Section("training", "Training", "Training and test", training.section, training.figures),
     Section("checks", "Checks", "Checks of this run", checks.section, checks.figures),
+    Section("reproduce", "Reproduce", "How to repeat this run", reproduce.section, reproduce.figures),
+)
+TASK_SECTIONS = (
+    Section("result", "Result", "What the network of the task does", tasked.section, tasked.figures),
+    Section("pictures", "Pictures", "Test images", tasked.pictures, tasked.no_figures),
+    Section("training", "Training", "Training", training.curves_section, training.curves),
     Section("reproduce", "Reproduce", "How to repeat this run", reproduce.section, reproduce.figures),
 )
 _BADGES = {
@@ -93,7 +99,7 @@ def render(facts: Facts) -> str:
 
 def page_parts(facts: Facts) -> tuple[str, str]:
     """Title and body of the report."""
-    shown = [s for s in SECTIONS if s.there(facts)]
+    shown = sections_of(facts)
     sections = "".join(
         f'<section id="{s.key}"><h2>{n}. {cell(s.title)}</h2>\n{_rendered(s, facts)}\n</section>\n'
         for n, s in enumerate(shown, 1)
@@ -107,6 +113,11 @@ def page_parts(facts: Facts) -> tuple[str, str]:
     return f"{facts.folder[:120]} – TailorViT", body
 
 
+def sections_of(facts: Facts) -> list[Section]:
+    """The sections that a run has."""
+    return list(TASK_SECTIONS) if tasked.there(facts) else [s for s in SECTIONS if s.there(facts)]
+
+
 def navigation(sections: Sequence[tuple[str, str]]) -> str:
     """Links to the sections (anchor, name), numbered as they are, and the button for light and dark."""
     links = "".join(f'<a href="#{key}">{n}&nbsp;{cell(name)}</a>' for n, (key, name) in enumerate(sections, 1))
@@ -117,7 +128,7 @@ def navigation(sections: Sequence[tuple[str, str]]) -> str:
 def figures(facts: Facts) -> list[Figure]:
     """All figures of all sections, in the order of the page."""
     found: list[Figure] = []
-    for section in filter(lambda s: s.there(facts), SECTIONS):
+    for section in sections_of(facts):
         try:
             found += section.figures(facts)
         except _DAMAGE:
@@ -134,7 +145,7 @@ def _rendered(section: Section, facts: Facts) -> str:
 
 def _rendered_lead(facts: Facts) -> str:
     try:
-        return lead(facts)
+        return tasked.lead(facts) if tasked.there(facts) else lead(facts)
     except _DAMAGE:
         return ""  # the section of the result names the damage
 

@@ -61,6 +61,7 @@ from tailorvit.report.fields import (
     whole,
     whole_text,
 )
+from tailorvit.report.latency_facts import LatencyBy
 from tailorvit.report.snapshot import DATABASE, snapshot
 from tailorvit.report.tailored_facts import FIRST, WHOLE, SizeCut, WholeNetwork, size_cuts
 from tailorvit.runs import Run
@@ -223,6 +224,7 @@ class Result(Network):
     fixed: Table = {}
     seconds: Finite = {}
     limits: Annotated[dict[str, Annotated[Limit, BeforeValidator(table)]], BeforeValidator(table)] = {}
+    latency_by: Annotated[LatencyBy, BeforeValidator(table)] = LatencyBy()
     baseline: Annotated[Network, BeforeValidator(table)] = Network()
     candidates: Annotated[tuple[Network, ...], BeforeValidator(objects)] = ()
     chosen: Text = ""  # type: ignore[assignment]  # "found" or "baseline"; of a candidate it is a flag
@@ -607,6 +609,7 @@ class Epoch:
     lr: Number = None
     images_per_second: Number = None
     search_accuracy: Number = None  # of a single network in training
+    score: Number = None  # of a task's network on the search split, by the task's metric
     largest: Number = None  # accuracy of a supernet's largest and smallest sub-network
     smallest: Number = None
 
@@ -640,6 +643,14 @@ class Facts:
     events: tuple[Event, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)  # the recipe, parsed
     place: str = ""  # the folder as a command on this machine takes it
+    task: Mapping[str, Any] = field(default_factory=dict)  # of a task's run: result.json as it is
+    pictures: Sequence[Any] = ()  # and its pictures
+
+    @property
+    def task_name(self) -> str:
+        """The task that the run is of; empty where it is of none."""
+        name = self.settings.get("task") or self.info.get("task")
+        return name if isinstance(name, str) else ""
 
     @property
     def method(self) -> str:
@@ -857,6 +868,8 @@ def _collect(folder: Path) -> Facts:
         "analysis": analysis,
     }
     spent = {k: v for k, v in seconds if v is not None}
+    if isinstance(settings.get("task"), str):
+        about |= {"task": raw, "pictures": listed(_json(folder / "pictures.json"))}
     problems = tuple(dict.fromkeys(missing))
     return Facts(folder.name, finished, problems, seconds=spent, spaces=spaces, **about, **rows)
 

@@ -29,7 +29,12 @@ def section(facts: Facts) -> str:
     versions = table(info.pop("versions", None))
     if facts.result.seed is not None:
         info.setdefault("seed", facts.result.seed)
-    if facts.recipe:
+    if facts.recipe and facts.task_name:
+        text += soft(
+            "The recipe below is complete; the command above gives it again. On a CPU of the same machine with the same"
+            " versions the weights are identical to the bit."
+        )
+    elif facts.recipe:
         text += soft(
             "The recipe below is complete; the run folder holds it as recipe.toml. To repeat the run, pass it to"
             " tailorvit run. On a CPU of the same machine with the same versions the weights are identical to the bit."

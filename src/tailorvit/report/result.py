@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tailorvit.report import charts
 from tailorvit.report.charts import Figure, figures_of
 from tailorvit.report.fields import whole
+from tailorvit.report.latency_facts import LatencyBy
 from tailorvit.report.markup import (
     cards,
     cell,
@@ -164,6 +165,7 @@ def _story(facts: Facts) -> str:
     parts = {
         "Goal": _goal(facts),
         "Result": _found(facts),
+        "Latency": latency_in_words(facts.result.latency_by),
         "Choice": facts.result.why if facts.result.candidates[1:] else "",
         "Whole network": _beside([p for p in facts.result.peers if p.whole], ""),
         "First blocks" if facts.tailored else "Baseline": _compared(facts),
@@ -211,6 +213,29 @@ def _found(facts: Facts) -> str:
         shown = _interval_words(result.test_accuracy, facts.test_images)
         words.append(f"It classifies {percent(result.test_accuracy)} of the test images correctly{shown}.")
     return " ".join(words)
+
+
+def latency_in_words(by: LatencyBy) -> str:
+    """With what the latency was measured, or how well it is predicted; nothing where it was not limited."""
+    threads = f"{by.threads} thread{'' if by.threads == 1 else 's'}" if by.threads else ""
+    where = ", ".join(word for word in (clean(by.provider, 60), threads) if word)
+    runtime = f"{clean(by.runtime, 60)}{f' ({where})' if where else ''}"
+    if by.how == "measured" and by.runtime:
+        return f"measured in {runtime} on the run's device, one image at a time."
+    if by.how != "predicted":
+        return ""
+    known = by.table
+    words = f"predicted for {clean(known.host, 100) or 'another host'}, not measured there"
+    if known.median_error is not None and known.worst_error is not None:
+        tau = "" if known.tau is None else f", Kendall's tau {known.tau:.2f}"
+        words += (
+            f"; from {known.rows or 'the'} networks of {clean(known.name, 60)}, measured in {runtime}. On rows the fit "
+            f"did not see the median error is {100 * known.median_error:.1f} %, the worst "
+            f"{100 * known.worst_error:.1f} %{tau}"
+        )
+    beyond = ", ".join(clean(word, 40) for word in by.beyond)
+    doubt = f" The network lies beyond what was measured in {beyond}: its own error may be larger." if beyond else ""
+    return f"{words}.{doubt}"
 
 
 def _compared(facts: Facts) -> str:

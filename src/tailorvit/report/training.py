@@ -43,6 +43,16 @@ def figures(facts: Facts) -> list[Figure]:
     return [*_curves(after or facts.epochs), *(_test(facts.analysis, tested) if tested is not None else [])]
 
 
+def curves(facts: Facts) -> list[Figure]:
+    """The figures of a training alone."""
+    return _curves(facts.epochs)
+
+
+def curves_section(facts: Facts) -> str:
+    """The curves of a training alone."""
+    return pair(*(f.html() for f in curves(facts))) or soft("No epoch has been recorded.")
+
+
 def section(facts: Facts) -> str:
     """Curves of the training, then confusion, classes and mistakes."""
     drawn = {figure.key: figure.html() for figure in figures(facts)}

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,6 @@ from tailorvit.rng import seed_everything
 from tailorvit.tasks.base import Backbone
 from tailorvit.tensors import read_safetensors, require_finite
 from tailorvit.texts import read_table
-
-if TYPE_CHECKING:
-    from torch.utils.flop_counter import FlopCounterMode
 
 MAPS = 4  # at most, as detectors and segmenters have them
 FINEST = 4  # pixels: a pyramid's finest map is not finer
@@ -59,6 +56,7 @@ class Pyramid(nn.Module):
         factors = [2 ** (ups - i) if i <= ups else -(2 ** (i - ups)) for i in range(MAPS)]
         self.channels = tuple(max(width // max(f, 1), 1) for f in factors)
         self.strides = tuple(stride // f if f > 0 else stride * -f for f in factors)
+        self.whole = ups  # the place of the map that is taken as it is
         self.levels = nn.ModuleList(_level(width, f) for f in factors)
         # The map that is taken as it is has been normed by the network itself, where that has a norm.
         self.norms = nn.ModuleList(
@@ -91,6 +89,7 @@ class _Adapted(Backbone):
         self.pyramid = Pyramid(*rows[-1], normed=not norms[-1]) if len({stride for _, stride in rows}) == 1 else None
         if self.pyramid is not None:
             self.channels, self.strides = self.pyramid.channels, self.pyramid.strides
+            self.deepest = self.pyramid.whole
             return
         self.channels, self.strides = tuple(c for c, _ in rows), tuple(s for _, s in rows)
         if any(b != 2 * a for a, b in zip(self.strides, self.strides[1:], strict=False)):
@@ -346,7 +345,7 @@ class Start:
                 if hashlib.sha256(path.read_bytes()).hexdigest() != known:
                     raise ValueError(f"{path.name} is not the file that {START}.json names")
                 state = read_safetensors(path)
-            plain = {k: card[k] for k in ("family", "settings", "timm") if k in card}
+            plain: dict[str, Any] = {k: card[k] for k in ("family", "settings", "timm") if k in card}
             mean, std = (None if card[k] is None else tuple(map(float, card[k])) for k in ("mean", "std"))
             return cls(str(card["name"]), plain, state, mean, std)
         except (OSError, LookupError, TypeError, ValueError) as error:
@@ -366,6 +365,8 @@ def open_start(network: str | Path, weights: str | Path | None = None, scratch: 
 
         state, config = read_state(weights), get_pretrained_cfg(bare)
         require_finite(state, f"'{weights}'")
+        if config is None:
+            return Start(name, {"timm": name}, state)
         return Start(name, {"timm": name}, state, tuple(config.mean), tuple(config.std))
     if weights is not None:
         raise TailorError(f"--weights '{weights}' goes with timm:NAME; the folder '{name}' has its own.")
@@ -403,14 +404,14 @@ def counted(module: nn.Module, *inputs: Tensor) -> dict[str, int]:
 
     params = sum(p.numel() for p in module.parameters())
 
-    def run(device: str) -> FlopCounterMode:
+    def run(device: str) -> int:
         probe = copy.deepcopy(module).requires_grad_(False).to(device).eval()  # the counter fails on gradients
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             probe(*(x.to(device) for x in inputs))
-        return counter
+        return int(counter.get_total_flops())
 
     try:
-        counter = run("meta")
+        flops = run("meta")
     except (NotImplementedError, RuntimeError, ValueError, TypeError):
-        counter = run("cpu")
-    return {"params": params, "macs": counter.get_total_flops() // 2}
+        flops = run("cpu")
+    return {"params": params, "macs": flops // 2}

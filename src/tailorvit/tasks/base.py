@@ -62,6 +62,7 @@ class Backbone(nn.Module):
 
     channels: tuple[int, ...]  # of each map
     strides: tuple[int, ...]  # pixels of the image that one cell of the map stands for; grows by factors of two
+    deepest: int = -1  # the place of the coarsest map that is the network's own: a pyramid pools coarser ones from it
     image_size: tuple[int, int]  # rows and columns; smaller images are padded, larger ones need :meth:`at`
 
     @property
@@ -79,10 +80,9 @@ class Backbone(nn.Module):
 
 
 class TaskNetwork(nn.Module):
-    """A backbone with the task's head. ``loss`` trains it; calling it gives what the task predicts.
+    """A backbone with the task's head. ``loss`` trains it; calling it gives what the task predicts."""
 
-    Its weights besides ``backbone`` are the head's; a training may give the two other learning rates.
-    """
+    rate_shares: Mapping[str, float] = {}  # shares of the learning rate: {"backbone.": 0.1}
 
     backbone: Backbone
 
@@ -123,7 +123,9 @@ class Task(Protocol):
     summary: str
     settings: type  # dataclass of the task's own keys, all with defaults
     train: Mapping[str, Any]  # defaults of [train] for this task: fields of TrainSettings
-    presets: Mapping[str, Mapping[str, Any]]  # name -> {"summary": text, "train": {...}, "<task's name>": {...}}
+    presets: Mapping[
+        str, Mapping[str, Any]
+    ]  # name -> {"summary": text, "train": {...}, "<task's name>": {...}, "backbone_lr": 0.1}
     metric: str  # the key of ``evaluate`` that judges networks, in percent, higher is better
     needs: tuple[tuple[str, str], ...]  # (module, extra) of libraries that may be missing
 
@@ -143,4 +145,14 @@ class Task(Protocol):
         """The network as a plain function of tensors, to be exported and compared with what it was."""
 
     def predict(self, network: TaskNetwork, data_facts: Mapping[str, Any], image: Path) -> dict[str, Any]:
-        """What the network says of one image file, as plain data; boxes and masks in the file's own pixels."""
+        """What the network says of one image file, as plain data; boxes and masks in the file's own pixels.
+
+        ``data_facts`` are the classes, image size, channels, mean and standard deviation of the data, and the
+        network's own settings. A task may take more, such as a question, by name.
+        """
+
+    # What a task may have besides:
+    # ``beside``: networks trained beside its own by the same recipe, name -> the settings that differ.
+    # ``rebuild(backbone, settings)``: the network from its own settings, for weights that were saved. Without it
+    # ``build`` gets an object with the ``data_facts`` as attributes in place of the data.
+    # ``tiny``: what ``--tiny`` changes, as in a preset.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,28 +92,28 @@ def depths(names: Iterable[str]) -> dict[str, int]:
     return {**found, **dict.fromkeys(last, len(blocks) + 1)}
 
 
-def rate_shares(names: Sequence[str], layer_decay: float, backbone: float = 1.0) -> dict[str, float]:
+def rate_shares(names: Sequence[str], layer_decay: float, parts: Mapping[str, float] | None = None) -> dict[str, float]:
     """The share of the learning rate that a parameter gets: all of it behind the blocks, less block by block before.
 
-    A task's network has a backbone, which may get less than the head that comes after it.
+    ``parts`` are shares of their own for what begins with a name: a task's backbone may get less than its head.
     """
-    first = sorted(names, key=lambda name: not name.startswith(BACKBONE))  # in whatever order they were made
+    first = sorted(names, key=lambda name: not name.startswith(BACKBONE))  # a head comes after it, wherever it is kept
     deep = depths(first)
     most = max(deep.values(), default=0)
-    return {
-        name: layer_decay ** (most - depth) * (backbone if name.startswith(BACKBONE) else 1.0)
-        for name, depth in deep.items()
-    }
+    found = {name: layer_decay ** (most - depth) for name, depth in deep.items()}
+    for begin, share in (parts or {}).items():
+        found.update({name: share * of for name, of in found.items() if name.startswith(begin)})
+    return found
 
 
-def make_optimizer(model: nn.Module, settings: TrainSettings, backbone: float = 1.0) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     """AdamW or SGD over groups with and without weight decay; the loop sets the learning rate at every step.
 
     A group's ``share`` is the part of the rate that it gets: another one for every block with a layer decay, and for
-    the backbone of a task's network.
+    the parts that a network names in ``rate_shares``.
     """
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    shares = rate_shares([n for n, _ in named], settings.layer_decay, backbone)
+    shares = rate_shares([n for n, _ in named], settings.layer_decay, getattr(model, "rate_shares", None))
     groups: list[dict[str, Any]] = []
     for share in dict.fromkeys(shares.values()):
         own = [(n, p) for n, p in named if shares[n] == share]
