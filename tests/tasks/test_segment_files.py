@@ -243,6 +243,13 @@ def test_a_split_record_brings_the_same_splits_back_and_other_data_are_refused(t
     with pytest.raises(TailorError, match="an image or a mask became another"):
         read_segment_data(str(root), SMALL, 0, record)
     first.write_bytes(before)
+    assert read_segment_data(str(root), SMALL, 0, record).split_record() == record
+    image = root / "images" / "003.png"
+    kept = image.read_bytes()
+    put(image, np.zeros((24, 32, 3)))
+    with pytest.raises(TailorError, match="an image or a mask became another"):
+        read_segment_data(str(root), SMALL, 0, record)
+    image.write_bytes(kept)
     (root / "images" / "003.png").unlink()
     with pytest.raises(TailorError, match=r"'images/003\.png' is gone"):
         read_segment_data(str(root), SMALL, 0, record)

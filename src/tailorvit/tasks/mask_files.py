@@ -130,14 +130,14 @@ class _Checked:
     problem: str = ""
     size: Size = (0, 0)
     numbers: tuple[int, ...] = ()
-    state: tuple[int, str] = (0, "")  # bytes of the image, digest of the mask's numbers
+    state: tuple[str, str] = ("", "")  # digests of the image's file and of the mask's numbers
 
 
 def _check(pair: tuple[Path, Path]) -> _Checked:
     image, mask = pair
     try:
         height_width = open_image(image).size[::-1]
-        size_in_bytes = image.stat().st_size
+        image_digest = hashlib.sha256(image.read_bytes()).hexdigest()
     except Exception as error:  # as in read_mask
         return _Checked(f"the image cannot be read: {reason(error)}")
     try:
@@ -150,7 +150,7 @@ def _check(pair: tuple[Path, Path]) -> _Checked:
     digest = hashlib.sha256(numbers.tobytes()).hexdigest()
     rows, columns = numbers.shape
     found = tuple(np.flatnonzero(np.bincount(numbers.reshape(-1))).tolist())
-    return _Checked("", (rows, columns), found, (size_in_bytes, digest))
+    return _Checked("", (rows, columns), found, (image_digest, digest))
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ class Segment:
     summary = "a class for every pixel: UperNet over the backbone's maps, for folders of images and masks"
     settings = SegmentSettings
     metric = "miou"
-    needs = (("transformers", "hf"),)
+    needs = (("transformers", "tasks"),)
     train: Mapping[str, Any] = {"epochs": 30, "batch": 16, "lr": 1e-3, "warmup": 1.0}
     # UperNet on ADE20K as S3 (Chen et al. 2021) and Swin (Liu et al. 2021) train it: 160,000 steps of 16 images of the
     # 20,210 are 127 epochs, 1,500 steps of warm-up 1.19. Their masks number classes from 1; 0 is no class.
