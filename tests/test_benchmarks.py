@@ -22,6 +22,7 @@ import claims
 import cpu
 import digits
 import dss
+import epochs
 import estimate
 import gpu
 import gpu_steps
@@ -46,7 +47,7 @@ HOME = Path(claims.__file__).parent
 PAGES = {
     ".": [claims],
     "cifar10": [cifar10],
-    "digits": [digits, bignas, paths],
+    "digits": [digits, bignas, epochs, paths],
     "faults": [faults],
     "house": [house],
     "ladder": [ladder],

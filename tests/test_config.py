@@ -381,3 +381,13 @@ def test_a_space_of_an_older_recipe_is_the_same_space():
 def test_recipes_of_today_need_no_change(name):
     recipe = parse_recipe(to_toml(configure(read_recipe(name))), name)
     assert modernised(recipe, "0.2.0") == recipe
+
+
+def test_the_patience_of_version_0_1_is_another_key_than_todays():
+    assert configure(modernised({"train": {"patience": 5}}, "0.1.0")) == configure({})
+    with pytest.raises(TailorError, match=r"TailorViT 0\.1\.0 and uses 'final\.train\.patience'"):
+        modernised({"final": {"train": {"patience": 7}}}, "0.1.0")
+    config = configure({"method": "fixed", "train": {"keep": "best", "patience": 3, "class_weights": "balanced"}})
+    stored = parse_recipe(to_toml(config), "stored")
+    assert stored["final"]["train"]["patience"] == 3
+    assert configure(modernised(stored, "0.3.0")) == config

@@ -74,6 +74,8 @@ def test_the_figures_by_hand(network, photos):
     assert found.images == 26 and found.split == "all" and found.skipped == found.notes == ()
     assert found.confusion == tuple(tuple(counts[a, b] for b in CLASSES) for a in CLASSES)
     assert found.accuracy == pytest.approx(100 * sum(counts[c, c] for c in CLASSES) / 26)
+    assert found.metrics["macro_f1"] == found.macro["f1"], "the same figure as in the table"
+    assert found.metrics["balanced_accuracy"] == found.macro["recall"] and "top5_accuracy" not in found.metrics
     assert [row.name for row in found.classes] == list(CLASSES)
     assert len({b for _, b in counts}) > 1, "a network that predicts several classes"
     for row in found.classes:
@@ -229,7 +231,7 @@ def test_the_command_prints_a_table_or_json(network, photos):
     found = tailorvit.evaluate(network, photos)
     lines = command(network, "--data", photos).splitlines()
     assert lines[0] == f"Accuracy {found.accuracy:.2f} % on 26 images of {photos} (split: all)"
-    assert [line.split()[0] for line in lines[2:]] == [*CLASSES, "macro"] and lines[-1].endswith(" 26")
+    assert [line.split()[0] for line in lines[3:]] == [*CLASSES, "macro"] and lines[-1].endswith(" 26")
     facts = json.loads(command(network, "--data", photos, "--split", "all", "--json"))
     assert facts["confusion"] == [list(row) for row in found.confusion] and facts["accuracy"] == found.accuracy
     assert facts["classes"][0] == {
@@ -240,8 +242,10 @@ def test_the_command_prints_a_table_or_json(network, photos):
         "support": 5,
     }
     assert set(facts) == {
-        *("network", "data", "split", "images", "accuracy", "macro", "classes", "confusion", "skipped", "notes")
+        *("network", "data", "split", "images", "accuracy", "macro", "metrics", "classes", "confusion", "skipped"),
+        "notes",
     }
+    assert facts["metrics"] == found.metrics and lines[1].startswith(f"Balanced accuracy {found.macro['recall']:.2f} %")
 
 
 def test_images_from_a_dataset_object(network, photos, monkeypatch):

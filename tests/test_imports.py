@@ -15,6 +15,7 @@ import tailorvit
 LAYERS = (
     (
         "errors",
+        "descriptors",
         "rng",
         "ranks",
         "units",

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+COMPLETE = "_TAILORVIT_COMPLETE"  # set by the shell's script
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 MaxParams = Annotated[str | None, typer.Option(help="At most this many parameters, e.g. 5M.")]
 MinParams = Annotated[str | None, typer.Option(help="At least this many parameters.")]
@@ -525,12 +527,16 @@ def import_(
     classes_file: Annotated[Path | None, typer.Option(help="Names of the classes, one a line.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write (default: networks/NAME).")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    origin: Annotated[
+        str | None, typer.Option(help="timm:NAME, whose mean, deviation and crop to write (default: by the file).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a network folder of a published checkpoint: AutoFormer, S3, DeiT, Swin, PiT."""
     from tailorvit.importing import import_checkpoint
 
-    imported = import_checkpoint(file, name, classes_file=classes_file, out=out, image_size=image_size)
+    options: dict[str, Any] = {"classes_file": classes_file, "image_size": image_size, "origin": origin}
+    imported = import_checkpoint(file, name, out=out, **options)
     if as_json:
         return _print_json(imported.to_dict())
     for line in imported.lines():
@@ -596,18 +602,46 @@ def doctor(
         raise typer.Exit(2)
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of recipes, by which editors complete and check them."""
+    from tailorvit import config
+
+    _print_json(config.schema())
+
+
+class Shell(StrEnum):
+    """The shells whose completion can be printed."""
+
+    BASH, ZSH, FISH = "bash", "zsh", "fish"
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="Your shell.")]) -> None:
+    """Print a script that completes commands and options: eval "$(tailorvit completion bash)"."""
+    from typer import completion as scripts
+
+    script: Any = scripts.get_completion_script  # type: ignore[attr-defined]
+    _say(script(prog_name="tailorvit", complete_var=COMPLETE, shell=shell.value))
+
+
 def main() -> None:
     """Entry point: user mistakes become one sentence and exit code 2."""
     # Waiting threads sleep instead of spinning: on a busy two-core machine that trained four times as fast.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory measurement starts torch's profiler, which chats
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # what Apple's GPU lacks is done by the CPU
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
     from tailorvit.errors import TailorError, out_of_memory
 
+    if COMPLETE in os.environ:  # a shell asks for words
+        from typer import completion as scripts
+
+        scripts.completion_init()  # type: ignore[attr-defined]
     try:
-        app()
+        app(prog_name="tailorvit")
     except TailorError as error:
         if ranks.may_speak():
             _say(f"tailorvit: {shown(str(error))}", err=True)

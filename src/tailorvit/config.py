@@ -57,6 +57,7 @@ class EvaluateSettings:
 
     __pydantic_config__ = FORBID
     batch: int = 512
+    throughput: bool = True  # at the end measure how many images a second the networks take
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -299,6 +300,29 @@ def configure(data: Mapping[str, Any]) -> Config:
     return checked(Config, data)
 
 
+def schema() -> dict[str, Any]:
+    """The JSON schema of recipes, by which editors complete and check them; names of plug-ins are allowed, too."""
+    from pydantic import TypeAdapter
+
+    from tailorvit.families import FAMILIES
+
+    found = TypeAdapter(Config).json_schema()
+    for key, registry in (("method", METHODS), ("family", FAMILIES)):
+        row = found["properties"][key]
+        row["anyOf"] = [{"enum": [name for name in registry if registry.origin(name) == "tailorvit"]}]
+        row["anyOf"].append({"type": row.pop("type")})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_untitled(found), "title": "TailorViT recipe"}
+
+
+def _untitled(schema: Any) -> Any:
+    """Without the titles that only repeat the keys."""
+    if isinstance(schema, list):
+        return [_untitled(row) for row in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {k: _untitled(v) for k, v in schema.items() if k != "title" or not isinstance(v, str)}
+
+
 def to_toml(config: Config) -> str:
     """The resolved recipe."""
     return toml_text(asdict(config))
@@ -330,7 +354,6 @@ RETIRED: Mapping[str, Any] = {
     "train.ema": 0.0,
     "train.alike": 0.0,
     "train.masked": False,
-    "train.patience": 5,
     "train.max_rollbacks": 4,
     "evaluate.together": 1,
     "s4.confidence": 0.9,
@@ -393,7 +416,11 @@ def modernised(recipe: Mapping[str, Any], version: str) -> dict[str, Any]:
     for key in RETIRED_OF_SEARCH & set(found.get("search", {})):
         raise _gone(f"search.{key}", version)
     for name in ("train", "final.train"):
-        if isinstance(table := tables[name], dict) and table.pop("lr_scaling", "none") == "batch512":
+        # Of 0.1: steps in a row that are not finite. Today's key of that name stands beside train.keep.
+        table = tables[name]
+        if isinstance(table, dict) and "keep" not in table and table.pop("patience", 5) != 5:
+            raise _gone(f"{name}.patience", version)
+        if isinstance(table, dict) and table.pop("lr_scaling", "none") == "batch512":
             table["lr"] = table["lr"] * table["batch"] / 512
     if isinstance(s4 := tables["s4"], dict) and (design := s4.pop("design", None)) is not None:
         if design == "plane" and "s4" not in unused:

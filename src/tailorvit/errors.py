@@ -26,6 +26,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> TailorError:
 _NO_MEMORY = (
     "OutOfMemoryError",
     "CUDA out of memory",
+    "MPS backend out of memory",
     "CUDA error: out of memory",
     "can't allocate memory",
     "not enough memory",

@@ -40,6 +40,7 @@ class Evaluation:
     images: int
     accuracy: float
     macro: Mapping[str, float]  # precision, recall and f1, averaged over the classes that have images
+    metrics: Mapping[str, float]  # top-5 accuracy of more than five classes, macro-F1, balanced accuracy, calibration
     classes: tuple[ClassScores, ...]  # in the network's order
     confusion: tuple[tuple[int, ...], ...]
     skipped: tuple[tuple[str, str], ...]  # images that could not be read, each with the reason
@@ -55,6 +56,7 @@ class Evaluation:
         rows = [*self.classes, ClassScores("macro average", **self.macro, support=self.images)]
         return [
             f"Accuracy {self.accuracy:.2f} % on {self.images} images of {self.data} (split: {self.split})",
+            self._figures(),
             f"  {'class':<{width}}  precision   recall       f1   images",
             *(
                 f"  {c.name:<{width}}  {c.precision:>7.2f} % {c.recall:>6.2f} % {c.f1:>6.2f} %  {c.support:>7}"
@@ -62,6 +64,13 @@ class Evaluation:
             ),
             *self.notes,
         ]
+
+    def _figures(self) -> str:
+        """The figures that are not in the table."""
+        names = {"top5_accuracy": "Top-5 accuracy", "balanced_accuracy": "balanced accuracy"}
+        names["calibration_error"] = "calibration error"
+        words = ", ".join(f"{name} {self.metrics[key]:.2f} %" for key, name in names.items() if key in self.metrics)
+        return words[0].upper() + words[1:]
 
 
 @dataclass(frozen=True)
@@ -174,6 +183,8 @@ def evaluate(network: str | Path, data: Any, *, split: str | None = None) -> Eva
     """
     from sklearn.metrics import accuracy_score, confusion_matrix, precision_recall_fscore_support
 
+    from tailorvit.analysis.metrics import metrics
+    from tailorvit.analysis.predictions import TOP, Predictions
     from tailorvit.data.memory import source_of
 
     data = source_of(data)
@@ -181,20 +192,23 @@ def evaluate(network: str | Path, data: Any, *, split: str | None = None) -> Eva
     labelled = _read_data(data)
     chosen, ids, notes = _split(labelled, _run_splits(Path(network), labelled), split)
     labels, more = _class_numbers(labelled, ids, classifier.classes)
-    truth, predicted, skipped = [], [], labelled.unreadable(chosen)
+    rows, skipped = list[tuple[int, int, float, float, bool]](), labelled.unreadable(chosen)
     for label, (item, found) in zip(labels.tolist(), classify(classifier, labelled.items(ids))):
         if isinstance(found, str):
             skipped.append((item.name, found))
         else:
-            truth.append(label)
-            predicted.append(int(found.argmax()))
-    if not truth:
+            top = np.argsort(-found, kind="stable")[:TOP]
+            rows.append((label, int(top[0]), float(found[top[0]]), float(found[label]), label in top))
+    if not rows:
         raise TailorError(
             f"None of the {len(ids)} images of '{data}' can be read, the first because: {skipped[-1][1]}."
         )
     if skipped:
         more.append(f"{len(skipped)} images could not be read and were left out, the first: {skipped[0][0]}.")
-    numbers, present = list(range(len(classifier.classes))), sorted(set(truth))
+    columns = zip((np.int64, np.int64, np.float32, np.float32, np.bool_), zip(*rows))
+    found_there = Predictions(*(np.asarray(values, dtype=kind) for kind, values in columns))
+    truth, predicted = found_there.truth, found_there.predicted
+    numbers, present = list(range(len(classifier.classes))), np.unique(truth)
     scores = np.stack(precision_recall_fscore_support(truth, predicted, labels=numbers, zero_division=0), axis=1)
     macro = precision_recall_fscore_support(truth, predicted, labels=present, average="macro", zero_division=0)
     return Evaluation(
@@ -204,6 +218,7 @@ def evaluate(network: str | Path, data: Any, *, split: str | None = None) -> Eva
         images=len(truth),
         accuracy=100 * float(accuracy_score(truth, predicted)),
         macro={k: 100 * float(v) for k, v in zip(("precision", "recall", "f1"), macro)},
+        metrics=metrics(found_there, len(classifier.classes)),
         classes=tuple(
             ClassScores(name, 100 * float(p), 100 * float(r), 100 * float(f), int(n))
             for name, (p, r, f, n) in zip(classifier.classes, scores)

@@ -25,6 +25,7 @@ class Imported:
         return [
             f"{facts['checkpoint']}: {facts['kind']} ({facts['summary']}), loaded as {facts['arch']}",
             f"  {size}, {facts['classes']} classes, {facts['tensors']} tensors",
+            f"  {facts['preprocessing']}",
             f"  network folder {self.folder}",
         ]
 
@@ -40,12 +41,15 @@ def import_checkpoint(
     classes_file: str | Path | None = None,
     out: str | Path | None = None,
     image_size: int | None = None,
+    origin: str | None = None,
 ) -> Imported:
     """Read a checkpoint into the plain network of a named architecture (or ARCH.json) and write its folder.
 
     The folder is ``networks/NAME`` unless ``out`` is given. ``classes_file`` holds the class names, one per line.
+    ``origin``, as timm:NAME, says whose preprocessing to write where the file itself does not.
     """
     from tailorvit.checkpoints import IMAGENET, LOADERS, checksum, load_plain, read_state, recognise
+    from tailorvit.checkpoints.prepared import preparation
     from tailorvit.costs import Counter
     from tailorvit.export import Card, save_network
     from tailorvit.export.base import require_free, whole_folder
@@ -66,6 +70,7 @@ def import_checkpoint(
         raise TailorError(
             f"Published networks take colour images, so 'channels' of '{arch}' cannot be {shared.channels}."
         )
+    how, why = preparation(Path(path), loader, origin)
     params, macs = counter.both(architecture)
     facts: dict[str, Any] = {
         "method": "import",
@@ -74,13 +79,14 @@ def import_checkpoint(
         "kind": loader.name,
         "params": params,
         "macs": macs,
+        "preprocessing": why,
     }
     preprocessing = {
         "image_size": list(shared.image_size),
         "channels": shared.channels,
-        "mean": list(IMAGENET.mean),
-        "std": list(IMAGENET.std),
-        "margin": IMAGENET.margin,
+        "mean": list(how.mean),
+        "std": list(how.std),
+        "margin": how.margin,
     }
     with whole_folder(place) as beside:
         save_network(beside, network, Card(architecture, settings, names, preprocessing, facts))

@@ -286,9 +286,10 @@ def doctor() -> list[dict[str, str]]:
         found = ", ".join(f"{p} {version(p)}" for p in packages if p not in lacking)
         text = found if not lacking else f"{', '.join(lacking)} absent: pip install 'tailorvit[{extra}]'"
         rows.append({"what": f"extra {extra}", "state": "note" if lacking else "ok", "text": text})
-    cuda = torch.cuda.is_available()
-    text = torch.cuda.get_device_name() if cuda else f"no GPU; {torch.get_num_threads()} CPU threads"
-    rows.append({"what": "device", "state": "ok" if cuda else "note", "text": text})
+    cuda, apple = torch.cuda.is_available(), torch.backends.mps.is_available()
+    threads = f"{torch.get_num_threads()} CPU threads"
+    text = torch.cuda.get_device_name() if cuda else f"Apple's GPU (mps); {threads}" if apple else f"no GPU; {threads}"
+    rows.append({"what": "device", "state": "ok" if cuda or apple else "note", "text": text})
     free = shutil.disk_usage(Path.cwd()).free
     rows.append(
         {

@@ -14,11 +14,11 @@ _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_
 
 
 def usable_device(name: str) -> str:
-    """The device a run uses: a GPU where there is one for ``auto``; an error for one that cannot be used."""
+    """The device a run uses: for ``auto`` a GPU where there is one, also Apple's; an error for one that is unusable."""
     import torch
 
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         if torch.device(name).type not in DEVICES:
             raise RuntimeError(f"it can be {', '.join(DEVICES)} or auto")
@@ -27,6 +27,16 @@ def usable_device(name: str) -> str:
         reason = str(error).splitlines()[0]
         raise TailorError(f"Device '{name}' cannot be used here ({reason}); try --set device=cpu.") from None
     return name
+
+
+def half_precision(device: str) -> str:
+    """The precision ``auto`` means: 16 bits on a CUDA device, bf16 where the card itself has it; fp32 elsewhere."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return "fp32"
+    with torch.cuda.device(device):
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
 def device_memory(device: str = "cpu") -> int | None:

@@ -31,6 +31,7 @@ def tiny(recipe: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
             "train": TRAIN,
             "final": {"train": TRAIN, "candidates": 1},
             "analysis": {"samples": 4},
+            "evaluate": {"throughput": False},
             "s4": {
                 "pairs": min(config.s4.pairs, 4),
                 "survey": min(config.s4.survey, MAX_DIMS + 2),

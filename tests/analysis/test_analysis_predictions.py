@@ -31,7 +31,7 @@ def ints(*values):
 
 def predictions(truth, said, sure=None):
     sure = np.array([0.5] * len(truth) if sure is None else sure, dtype=np.float32)
-    return Predictions(ints(*truth), ints(*said), sure, 1 - sure)
+    return Predictions(ints(*truth), ints(*said), sure, 1 - sure, np.ones(len(truth), dtype=bool))
 
 
 # -- counts -----------------------------------------------------------------------------------------------------------

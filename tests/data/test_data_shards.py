@@ -19,7 +19,7 @@ from data_shards import png, served, write_tars
 import tailorvit
 from tailorvit.data import Augment, images, open_data, shard_files, shard_index, shards
 from tailorvit.data.batches import StreamBatches
-from tailorvit.data.disk_cache import DiskCache, _folder_lock, bounded
+from tailorvit.data.disk_cache import DiskCache, _locked, bounded
 from tailorvit.data.shard_files import Shard
 from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.data.splits import SPLITS
@@ -68,7 +68,7 @@ def tar_of(path: Path, members: dict[str, bytes], form: int = tarfile.PAX_FORMAT
 
 
 def fetched_files(tmp_path) -> list[Path]:
-    return [p for p in (tmp_path / "cache" / "shards").glob("*") if p.name != ".lock"]
+    return [p for p in (tmp_path / "cache" / "shards").glob("*") if p.name != ".locks"]
 
 
 def refusal(*sources) -> str:
@@ -501,7 +501,7 @@ def test_shards_sorted_by_class_are_noted(tmp_path, small_windows):
 
 def total_bytes(tmp_path) -> int:
     """While nobody removes a file or takes room for one."""
-    with _folder_lock(tmp_path / "cache" / "shards"):
+    with _locked(tmp_path / "cache" / "shards"):
         return sum(p.stat().st_size for p in fetched_files(tmp_path) if p.exists())
 
 
@@ -650,7 +650,7 @@ def test_the_cache_alone(tmp_path):
         cache.open("d", 20, fail)
     (tmp_path / "c" / "dead.part").write_bytes(b"z" * 60)  # of a process that was killed
     os.close(cache.open("e", 90, make(90)))
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [".lock", "e"]
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [".locks", "e"]
     os.close(cache.open("f", 5, make(30)))  # larger than it seemed
     assert [p.name for p in (tmp_path / "c").glob("[ef]")] == ["f"]
 

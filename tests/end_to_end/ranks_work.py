@@ -15,6 +15,7 @@ from tailorvit.train.loop import Trainer
 
 DROPS = {"train.drop_path": 0.3, "final.train.drop_path": 0.3, "train.checkpoint_seconds": 0.0}
 FEW = {"data.limit": 60, "train.batch": 30, "final.train.batch": 30, "analysis.images": 0, "analysis.mistakes": 0}
+BEST = {"train.class_weights": "balanced", "train.keep": "best", "train.patience": 1}
 RUNS: dict[str, dict[str, Any]] = {
     # A supernet with drop path, the errors of its space, evolution by generations, a last training.
     "supernet": {"recipe": "autoformer-digits", "settings": {**DROPS, "analysis.samples": 6, "train.batch": 63}},
@@ -25,7 +26,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "settings": {**FEW, **DROPS, "family": "hybrid", "final.train.epochs": 3, "train.epochs": 3},
     },
     # Steps as recordings, which on a CPU are the work itself: the sum over processes goes between two of them.
-    "recorded": {"recipe": "autoformer-digits", "method": "fixed", "settings": {**FEW, **DROPS}},
+    "recorded": {"recipe": "autoformer-digits", "method": "fixed", "settings": {**FEW, **DROPS, **BEST}},
     "contest": {
         "recipe": "image-folder",
         "data": "digits",

@@ -29,7 +29,10 @@ KINDS = {
     "warm": ["s4.warm_start=true", "final.how=finetune"],
     "s3": ["method=s3", "s3.samples=3", "s3.quantise=floor", "s3.warm_start=true", "train.rule=single_path"],
     "taught": ["s4.iterations=1", "train.rule=sandwich", "train.distill=true", "train.reg_largest_only=true"],
-    "adaptive": ["s4.adaptive=true", "train.rule=sandwich", "final.candidates=2"],
+    "adaptive": [
+        *("s4.adaptive=true", "train.rule=sandwich", "final.candidates=2", "train.class_weights=balanced"),
+        *("final.train.keep=best", "final.train.patience=1", "final.train.epochs=4"),
+    ],
 }
 
 

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -169,8 +168,13 @@ def test_a_peer_alone_and_beside_a_given_network(tmp_path):
 
 
 def test_a_better_peer_is_said_first(tmp_path, monkeypatch):
-    inner = peers_module.hits
-    monkeypatch.setattr(peers_module, "hits", lambda *args: np.ones_like(inner(*args)))
+    inner = peers_module.tested
+
+    def right(*args):
+        found = inner(*args)
+        return found._replace(predicted=found.truth)
+
+    monkeypatch.setattr(peers_module, "tested", right)
     result = go(tmp_path / "run")
     assert result.peers[0]["gap"]["clear"] and result.peers[0]["gap"]["difference"] > 0
     assert repr(result).startswith(f"{PEER}, over the limit, was better than the network delivered: 100.00 % of the")

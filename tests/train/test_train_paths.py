@@ -100,6 +100,7 @@ def test_what_cannot_be_shared_says_why(monkeypatch):
     monkeypatch.setattr(ranks, "world", lambda: 3)
     assert cannot_share(30) == cannot_share(30, 6) == ""
     assert cannot_share(30, 4) == "train.paths = 4 cannot be dealt evenly to 3 processes"
+    assert cannot_share(30, accumulate=2) == "train.accumulate takes a batch in parts, as several processes would"
     assert cannot_share(5) == "a batch of 5 has no part for each of 3 processes"
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from tailorvit.analysis.attention import POOLED, attention_of
+from tailorvit.analysis.metrics import metrics
 from tailorvit.analysis.predictions import (
     Predictions,
     confident_mistakes,
@@ -24,20 +25,27 @@ from tailorvit.analysis.settings import AnalysisSettings
 from tailorvit.data import Data
 from tailorvit.families.base import Family
 
-__all__ = ["FORMAT", "AnalysisSettings", "analyse"]
+__all__ = ["FORMAT", "AnalysisSettings", "Predictions", "analyse", "metrics", "tested"]
 
 FORMAT = 1
 
 
 def analyse(
-    family: Family, model: nn.Module, data: Data, device: str, settings: AnalysisSettings, batch: int = 256
+    family: Family,
+    model: nn.Module,
+    data: Data,
+    device: str,
+    settings: AnalysisSettings,
+    batch: int = 256,
+    found: Predictions | None = None,
 ) -> dict[str, Any]:
     """The content of analysis.json: a network's predictions on the unsealed test split, and its attention there.
 
-    The plain network must be on the device. It is left unchanged; nothing is random.
+    Predictions that were ``found`` already are not made again. The plain network must be on the device. It is left
+    unchanged; nothing is random.
     """
-    with _evaluating(model):
-        found = predict(model, data.eval_batches("test", batch), device)
+    with evaluating(model):
+        found = found or predict(model, data.eval_batches("test", batch), device)
         attention, notes = _attention(family, model, data, device, settings, found)
     if found.not_finite:
         words = f"{found.not_finite} test image(s) got no finite prediction; their probabilities are shown as 0."
@@ -58,6 +66,12 @@ def analyse(
         "attention": attention,
         "notes": notes,
     }
+
+
+def tested(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], device: str) -> Predictions:
+    """A network's predictions on a split."""
+    with evaluating(model):
+        return predict(model, batches, device)
 
 
 def _attention(
@@ -95,7 +109,7 @@ def _pictures(data: Data, found: Predictions, positions: list[int]) -> list[dict
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; afterwards every module has its own mode again."""
     before = [(m, m.training) for m in model.modules()]
     model.eval()

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from tailorvit.data.splits import Ints
 from tailorvit.portable import Pixels, to_image
+from tailorvit.train.memory import Fitting
 
+TOP = 5  # classes among which top-5 accuracy looks for the true one
 EXACT = 64  # pixels; up to this side PNG keeps every pixel
 LARGEST = 128  # pixels; a JPEG of this side is about 5 kB
 
@@ -27,27 +29,29 @@ class Predictions(NamedTuple):
     predicted: Ints
     probability: NDArray[np.float32]  # of the predicted class
     truth_probability: NDArray[np.float32]
+    among_top: NDArray[np.bool_]  # whether the true class is among the five with the highest scores
     not_finite: int = 0  # images without a finite prediction
 
 
 @torch.inference_mode()
 def predict(model: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]], device: str) -> Predictions:
-    """One pass over the images; only four numbers per image are kept."""
+    """One pass over the images; only five numbers per image are kept."""
     rows: list[tuple[Tensor, ...]] = []
-    not_finite = 0
-    for x, y in batches:
-        logits = model(x.to(device)).float().cpu()
+    not_finite, call = 0, Fitting(model)
+    for x, labels in batches:
+        logits, y = call(x.to(device)).float().cpu(), labels.cpu()
         predicted = logits.argmax(-1)  # of the logits, as accuracy does: softmax may round two classes to a tie
         probabilities = logits.softmax(-1)
         not_finite += int((~probabilities.isfinite().all(-1)).sum())
         probabilities = probabilities.nan_to_num(0.0)
         both = torch.stack([predicted, y], -1)
-        rows.append((y, predicted, *probabilities.gather(-1, both).unbind(-1)))
+        top = logits.topk(min(TOP, logits.shape[-1]), -1).indices
+        rows.append((y, predicted, *probabilities.gather(-1, both).unbind(-1), (top == y[:, None]).any(-1)))
     if not rows:
         empty = np.zeros(0, np.int64)
-        return Predictions(empty, empty, empty.astype(np.float32), empty.astype(np.float32))
-    truth, chosen, sure, right = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
-    return Predictions(truth, chosen, sure, right, not_finite)
+        return Predictions(empty, empty, empty.astype(np.float32), empty.astype(np.float32), empty.astype(np.bool_))
+    truth, chosen, sure, right, top = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
+    return Predictions(truth, chosen, sure, right, top, not_finite)
 
 
 def confusion(truth: Ints, predicted: Ints) -> list[list[int]]:

@@ -54,6 +54,7 @@ class Loader:
     supernet: Callable[[State, Space], State] | None = None  # -> the names and shapes of the space's supernet
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings these networks were trained with
     supernet_settings: Mapping[str, Any] = field(default_factory=dict)  # further ones, of a supernet alone
+    prepared: bool = True  # whether all files of this kind take images as ImageNet's papers prepare them
 
 
 # -- names and shapes -------------------------------------------------------------------------------------------------
@@ -272,6 +273,7 @@ LOADERS: Mapping[str, Loader] = {
             families=("vit",),
             recognises=lambda s: {"patch_embed.proj.weight", "blocks.0.norm1.weight", "cls_token"} <= s.keys(),
             plain=_vit,
+            prepared=False,  # DeiT's do, timm's augreg weights do not, and nothing in the tensors tells them apart
         ),
     )
 }

@@ -105,6 +105,26 @@ def placement(on_device: str, device: str, size: int, resident: int = 0) -> str:
     return "resident" if size < SMALL_SPLIT or resident + size < resident_limit(device) else "streamed"
 
 
+def class_weights(labels: Ints, classes: int) -> Tensor:
+    """Weights inverse to the images of each class, with a mean of one over the images; 1 for a class without any."""
+    count = np.bincount(labels, minlength=classes)
+    weights = np.ones(classes)
+    weights[count > 0] = len(labels) / ((count > 0).sum() * count[count > 0])
+    return torch.from_numpy(weights).float()
+
+
+def weighed(target: Tensor, weights: Tensor, smoothing: float) -> Tensor:
+    """Soft targets in which a label counts by its weight, with what smoothing took from it; rows no longer sum to 1.
+
+    Smoothing gives all classes the same. Weighing that by class would make common images argue for rare classes.
+    """
+    if smoothing >= 1:  # nothing of a label is left that could be weighed
+        return target
+    spread = smoothing / target.shape[-1]
+    labels = ((target - spread) / (1 - smoothing)).clamp_min(0) * weights
+    return (1 - smoothing) * labels + spread * labels.sum(-1, keepdim=True)
+
+
 class TrainBatches:
     """The order of images: which ones a step takes depends on seed and step alone."""
 
@@ -118,6 +138,7 @@ class TrainBatches:
         self.steps_per_epoch = len(reader.labels) // self.batch
         self._orders: dict[int, Ints] = {}  # of the two epochs last asked for, as files are fetched for the next one
         self.rows: Ints | None = None  # of every batch, where only a part is wanted
+        self.weights: Tensor | None = None  # of the classes, where their labels do not count alike
 
     def only(self, rows: Sequence[int]) -> Self:
         """From now on these rows of every batch alone, as they are within the whole.
@@ -125,6 +146,14 @@ class TrainBatches:
         The rows of the first half are mirrored in the second, as a batch is mixed with its reverse.
         """
         self.rows = np.asarray(rows, np.int64)
+        return self
+
+    def balanced(self) -> Self:
+        """From now on ``iterate`` gives targets in which a label counts inversely to the training images of its class.
+
+        What counts is the mass that a target gives a label; the share that smoothing spreads goes with its label.
+        """
+        self.weights = class_weights(self.reader.labels, self.reader.classes)
         return self
 
     @property
@@ -159,7 +188,7 @@ class TrainBatches:
 
     def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
         """The batches ``at(start)`` to ``at(stop - 1)``, made ahead by so many processes (None: by the spare cores)."""
-        batches = self._iterate(start, stop, workers)
+        batches = self._weighed(self._iterate(start, stop, workers))
         return batches if self.reader.ahead is None else self._fetched_ahead(batches, start, stop, self.reader.ahead)
 
     def _iterate(self, start: int, stop: int, workers: int | None) -> Generator[Batch]:
@@ -172,6 +201,16 @@ class TrainBatches:
             for step, batch in enumerate(batches, start):
                 yield batch
                 reached(step + 1)
+
+    def _weighed(self, batches: Generator[Batch]) -> Generator[Batch]:
+        """The batches, with weighed targets where labels do not count alike."""
+        if self.weights is None:
+            yield from batches
+            return
+        with closing(batches):
+            for batch in batches:
+                self.weights = self.weights.to(batch.target.device)
+                yield batch._replace(target=weighed(batch.target, self.weights, self.augment.smoothing))
 
     @staticmethod
     def _threaded(work: Callable[[int], T], start: int, stop: int) -> Generator[T]:
@@ -393,6 +432,9 @@ class DeviceBatches(PlannedBatches):
 
     def iterate(self, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
         """The batches ``at(start)`` to ``at(stop - 1)``; no workers are needed."""
+        return self._weighed(self._iterate(start, stop, workers))
+
+    def _iterate(self, start: int, stop: int, workers: int | None) -> Generator[Batch]:
         for plan in self._ahead(self._plans, start, stop):
             yield from self._make(plan, self.images)
 

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from tailorvit import units
+from tailorvit.descriptors import lock, open_file, unlock
 from tailorvit.errors import TailorError
 
 DISK_BYTES = 100 << 30
@@ -37,8 +38,8 @@ def cache_root() -> Path:
 class DiskCache:
     """Files by name. A file is there whole or not at all, and the least recently opened make room for new ones.
 
-    Who makes a file locks it while it is unfinished; others wait for that lock. A file that is removed stays readable
-    for those who have it open, and its space is free once they close it.
+    Who makes a file locks its name, and others wait for that lock. A file that is removed stays readable for those who
+    have it open, and its space is free once they close it; Windows keeps it until then, and a later removal takes it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,10 +52,11 @@ class DiskCache:
     def get(self, name: str) -> int | None:
         """A new descriptor of a file; None where it is not there."""
         try:
-            file = os.open(self.folder / name, os.O_RDONLY)
+            file = open_file(self.folder / name, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        os.utime(file)  # the youngest now
+        with contextlib.suppress(OSError):  # removed just now, or in use elsewhere
+            os.utime(self.folder / name)  # the youngest now
         return file
 
     def open(self, name: str, need: int, make: Callable[[int], int]) -> int:
@@ -65,43 +67,37 @@ class DiskCache:
 
     def drop(self, name: str) -> None:
         """Remove a file that is needed no more."""
-        (self.folder / name).unlink(missing_ok=True)
+        _remove(self.folder / name)
 
     def _make(self, name: str, need: int, make: Callable[[int], int]) -> None:
         """Make the file, or wait until another process has made it or given up."""
         path = self.folder / name
         partial = path.with_name(name + PARTIAL)
-        file = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
-        locked = False
-        try:
-            locked = _lock(file, wait=True)
-            if not _is_at(file, partial):
-                return  # it was finished or given up while this process waited
+        with _locked(self.folder, name):
             if path.exists():
-                partial.unlink(missing_ok=True)
-                return
-            os.ftruncate(file, 0)  # what a killed process left
-            self._make_room(need, file)
-            written = make(file)
-            os.ftruncate(file, written)
-            if written > need:
-                self._make_room(0, None)
-            os.fsync(file)  # a power cut must not leave a whole file of zeros
-            with _folder_lock(self.folder):  # or who counts what is there could miss it under both names
-                partial.replace(path)
-        except BaseException as error:
-            if locked:
-                partial.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise TailorError(
-                    f"The disk of '{self.folder}' is full: set data.disk_cache below its "
-                    f"{units.show(self.limit, 'memory')}, or TAILORVIT_CACHE to a folder on a larger disk."
-                ) from error
-            raise
-        finally:
-            if locked:
-                _unlock(file)
-            os.close(file)
+                return  # it was finished while this process waited
+            try:
+                file = open_file(partial, os.O_RDWR | os.O_CREAT)
+                try:
+                    os.ftruncate(file, 0)  # what a killed process left
+                    self._make_room(need, file)
+                    written = make(file)
+                    os.ftruncate(file, written)
+                    if written > need:
+                        self._make_room(0, None)
+                    os.fsync(file)  # a power cut must not leave a whole file of zeros
+                finally:
+                    os.close(file)  # Windows renames no open file
+                with _locked(self.folder):  # or who counts what is there could miss it under both names
+                    partial.replace(path)
+            except BaseException as error:
+                _remove(partial)
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise TailorError(
+                        f"The disk of '{self.folder}' is full: set data.disk_cache below its "
+                        f"{units.show(self.limit, 'memory')}, or TAILORVIT_CACHE to a folder on a larger disk."
+                    ) from error
+                raise
 
     def _make_room(self, need: int, file: int | None) -> None:
         """Remove the oldest files until there is room, and take it for the file."""
@@ -109,7 +105,7 @@ class DiskCache:
             sizes = (units.show(value, "memory") for value in (need, self.limit))
             raise TailorError("A shard takes {} of disk, more than data.disk_cache ({}): set it higher.".format(*sizes))
         while True:
-            with _folder_lock(self.folder):
+            with _locked(self.folder):
                 if self._evicted(need):
                     if file is not None:
                         os.ftruncate(file, need)
@@ -121,79 +117,58 @@ class DiskCache:
         found = []
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):  # given up or dropped just now
-                if entry.is_file() and entry.name != LOCK:
+                if entry.is_file():
                     status = entry.stat()
                     found.append((status.st_mtime_ns, status.st_size, Path(entry.path)))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total + need <= self.limit:
                 break
-            if path.name.endswith(PARTIAL) and not _abandoned(path):
+            if path.name.endswith(PARTIAL) and not self._abandoned(path.name.removesuffix(PARTIAL)):
                 continue
-            path.unlink(missing_ok=True)
+            _remove(path)
             total -= size
         return total + need <= self.limit
+
+    def _abandoned(self, name: str) -> bool:
+        """Whether nobody is making this unfinished file: a killed process left it."""
+        file = _lock_file(self.folder, name)
+        try:
+            free = lock(file, wait=False, owner="descriptor") is True
+            if free:
+                unlock(file, "descriptor")
+            return free
+        finally:
+            os.close(file)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that may be gone, or open elsewhere, which Windows does not allow."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        path.unlink()
 
 
 # -- locks ------------------------------------------------------------------------------------------------------------
 #
-# flock, not record locks: several threads of a process fetch, and record locks do not exclude their own process. A
-# forked worker inherits a lock that its parent holds at that moment; unlocking, unlike closing, frees it for all.
+# Locks of descriptors: several threads of a process fetch, and those of a process do not exclude it. Each name has a
+# file for its lock, which stays: one that is removed or renamed could be locked twice.
 
-LOCK = ".lock"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system without locks: files may be made twice
-
-
-def _lock(file: int, wait: bool) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        if error.errno not in _NO_LOCKS:
-            raise
-        return wait
-    return True
+LOCKS = ".locks"  # the folder of those files
+_WHOLE = ".folder"  # the name whose lock is that of the whole cache
 
 
-def _unlock(file: int) -> None:
-    import fcntl
-
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_UN)
+def _lock_file(folder: Path, name: str) -> int:
+    (folder / LOCKS).mkdir(exist_ok=True)
+    return open_file(folder / LOCKS / name, os.O_RDWR | os.O_CREAT)
 
 
 @contextlib.contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+def _locked(folder: Path, name: str = _WHOLE) -> Iterator[None]:
+    """Wait for a lock and hold it; on a file system without locks files may be made twice."""
+    file = _lock_file(folder, name)
     try:
-        _lock(file, wait=True)
+        lock(file, wait=True, owner="descriptor")
         yield
     finally:
-        _unlock(file)
-        os.close(file)
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file still has this name."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _abandoned(path: Path) -> bool:
-    """Whether nobody is making this unfinished file: a killed process left it."""
-    try:
-        file = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        free = _lock(file, wait=False)
-        if free:
-            _unlock(file)
-        return free
-    finally:
+        unlock(file, "descriptor")
         os.close(file)

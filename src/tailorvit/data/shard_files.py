@@ -25,6 +25,7 @@ import numpy as np
 from tailorvit.data.disk_cache import DiskCache
 from tailorvit.data.images import UnreachableError, thread_map
 from tailorvit.data.splits import Ints
+from tailorvit.descriptors import open_file, read_at, write_at
 from tailorvit.errors import TailorError
 from tailorvit.texts import shown
 
@@ -321,7 +322,7 @@ def _download(shard: Shard, file: int, stop: threading.Event) -> int:
     while True:
         try:
             for block in _blocks(shard, done):
-                _write(file, block, done)
+                write_at(file, block, done)
                 done, tries = done + len(block), 0
                 if stop.is_set():
                     raise UnreachableError("nobody waits for it any more")
@@ -339,13 +340,6 @@ def _download(shard: Shard, file: int, stop: threading.Event) -> int:
                     raise
             if stop.wait(PAUSE * 2**tries):
                 raise UnreachableError("nobody waits for it any more") from None
-
-
-def _write(file: int, data: bytes | memoryview, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(file, view, at)
-        view, at = view[count:], at + count
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -369,7 +363,7 @@ class OpenShard:
             _require_same(self.file, self.local)
         if self.rows is not None:
             at, size = int(self.rows[at]), int(self.rows[at + 1] - self.rows[at])
-        data = os.pread(self.file, size, at)
+        data = read_at(self.file, size, at)
         if len(data) < size or not size:
             raise OSError("the shard holds no bytes for it" if not size else "the shard ends before it does")
         return data
@@ -509,7 +503,7 @@ def fetch(shard: Shard, cache: DiskCache, stop: threading.Event | None = None) -
 
 def _opened_as_indexed(shard: Shard) -> int:
     try:
-        file = os.open(shard.place, os.O_RDONLY)
+        file = open_file(shard.place, os.O_RDONLY)
     except OSError as error:
         raise UnreachableError(f"'{shown(shard.place)}' cannot be opened any more: {error.strerror}.") from None
     try:
@@ -539,17 +533,17 @@ def unpack(source: Any, column: str, into: int) -> int:
         if hasattr(array, "field"):  # a structure of bytes and path
             array = compute.struct_field(array, "bytes")
         images = [image or b"" for image in array.to_pylist()]
-        _write(into, b"".join(images), at)
+        write_at(into, b"".join(images), at)
         starts.append(at + np.cumsum([len(image) for image in images]))
         at = int(starts[-1][-1])
     rows = np.concatenate(starts)
     table = np.append(rows, len(rows)).astype("<i8").tobytes()
-    _write(into, table, at)
+    write_at(into, table, at)
     return at + len(table)
 
 
 def _rows(file: int) -> Ints:
     """Where the images of an unpacked shard begin."""
     end = os.fstat(file).st_size
-    count = int(np.frombuffer(os.pread(file, 8, end - 8), "<i8")[0])
-    return np.frombuffer(os.pread(file, 8 * count, end - 8 - 8 * count), "<i8").astype(np.int64)
+    count = int(np.frombuffer(read_at(file, 8, end - 8), "<i8")[0])
+    return np.frombuffer(read_at(file, 8 * count, end - 8 - 8 * count), "<i8").astype(np.int64)

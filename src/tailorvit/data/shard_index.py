@@ -19,6 +19,7 @@ import numpy as np
 from tailorvit.data.disk_cache import DiskCache
 from tailorvit.data.shard_files import Shard, fetch, library, open_shard
 from tailorvit.data.splits import Ints
+from tailorvit.descriptors import open_file, read_at
 from tailorvit.errors import TailorError
 from tailorvit.portable import SUFFIXES
 from tailorvit.runs.atomic import write_bytes
@@ -59,7 +60,7 @@ def read_index(shard: Shard, cache: DiskCache, columns: Mapping[str, str]) -> Sh
         except Exception as error:  # Arrow's errors, and those of file systems elsewhere
             first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise TailorError(f"'{shown(shard.place)}' cannot be read as a .parquet file: {shown(first)}.") from error
-    file = fetch(shard, cache) if shard.remote else os.open(shard.place, os.O_RDONLY)
+    file = fetch(shard, cache) if shard.remote else open_file(shard.place, os.O_RDONLY)
     try:
         return _read_tar(file, shard)
     finally:
@@ -90,7 +91,7 @@ class _Bytes:
     def read(self, at: int, count: int) -> bytes:
         low = at - self.low
         if low < 0 or low + count > len(self.held):
-            self.low, self.held = at, os.pread(self.file, max(count, _AHEAD), at)
+            self.low, self.held = at, read_at(self.file, max(count, _AHEAD), at)
             low = 0
         return self.held[low : low + count]
 
@@ -106,7 +107,7 @@ def _members(data: _Bytes) -> Iterator[tuple[str, int, int]]:
             if any(header):
                 raise _Damaged(f"there is no header at byte {at:,}")
             for rest in range(at, data.size, LONGEST):
-                if os.pread(data.file, LONGEST, rest).strip(b"\0"):
+                if read_at(data.file, LONGEST, rest).strip(b"\0"):
                     raise _Damaged(f"there is more after its end at byte {at:,}")
             return
         try:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +24,7 @@ from tailorvit.data.dataset import Data
 from tailorvit.data.disk_cache import cache_root
 from tailorvit.data.images import normalise
 from tailorvit.data.splits import Ints
+from tailorvit.descriptors import lock, open_file, write_at
 from tailorvit.errors import TailorError
 from tailorvit.rng import generator
 from tailorvit.runs.atomic import write_json
@@ -153,8 +152,8 @@ class FeatureCache:
                 for i, row, checksum in zip(ids.tolist(), rows, checksums.tolist(), strict=True):
                     data = np.ascontiguousarray(row).tobytes()
                     mark = np.array([1, checksum, zlib.crc32(data)], np.uint32).tobytes()
-                    _write_at(features.fileno(), data, i * self.row_bytes)
-                    _write_at(marks.fileno(), mark, 4 * _MARK * i)
+                    write_at(features.fileno(), data, i * self.row_bytes)
+                    write_at(marks.fileno(), mark, 4 * _MARK * i)
         except OSError as error:
             raise TailorError(f"The cache of trunk features in '{self.folder}' cannot be written: {error}.") from None
 
@@ -171,31 +170,12 @@ class FeatureCache:
             )
 
 
-def _write_at(file: int, data: bytes, offset: int) -> None:
-    """Write all of it at an offset; a single call may write less."""
-    done = 0
-    while done < len(data):
-        if sys.platform == "win32":
-            os.lseek(file, offset + done, os.SEEK_SET)
-            done += os.write(file, data[done:])
-        else:
-            done += os.pwrite(file, data[done:], offset + done)
-
-
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Wait for the folder's lock and hold it; the system releases it when its holder dies."""
-    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    file = open_file(folder / ".lock", os.O_RDWR | os.O_CREAT)
     try:
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX)
-            except OSError as error:
-                # A file system without locks: rows repair themselves.
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    raise
+        lock(file, wait=True, owner="process")  # on a file system without locks rows repair themselves
         yield
     finally:
         os.close(file)

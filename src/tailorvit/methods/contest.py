@@ -485,7 +485,8 @@ def entries_trained(session: Session) -> Callable[..., dict[str, Any]]:
 def contest_training(final: TrainSettings, entry: Entry, epochs: int) -> TrainSettings:
     """The final training with the entry's choices, for a round of that many epochs; the warm-up shortened alike."""
     warmup = min(final.warmup, WARMUP * epochs)
-    return replace(final, epochs=epochs, warmup=warmup, augment=entry.augment, lr=entry.lr, compile=False)
+    settings = replace(final, epochs=epochs, warmup=warmup, augment=entry.augment, lr=entry.lr, compile=False)
+    return settings.ending_last()  # a round compares networks after the same training
 
 
 # -- the method -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from tailorvit.analysis import analyse
+from tailorvit.analysis import Predictions, analyse, metrics, tested
 from tailorvit.arch import Arch
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import TailorError
@@ -21,6 +21,7 @@ from tailorvit.methods.choice import Contender, choose
 from tailorvit.methods.first_space import baseline_arch
 from tailorvit.methods.peers import Peer, peer_facts, train_peers
 from tailorvit.methods.session import Session, Supernet
+from tailorvit.methods.throughput import throughputs
 from tailorvit.search import Trial, merit
 from tailorvit.search.pareto import non_dominated
 from tailorvit.train import Teacher, TrainSettings, hits
@@ -59,6 +60,7 @@ class Finished:
     model: nn.Module
     correct: Answers  # on the search images
     augment: str  # in its last training
+    stage: str = ""  # of its last training
 
     @property
     def search_accuracy(self) -> float:
@@ -98,8 +100,11 @@ def finish(
     _open_test_split(session)
     test = session.batches("test")
     every = found if baseline is None else [*found, baseline]
-    answers = {f.name: hits(f.model, test, session.device) for f in every}
-    tested = {name: percent(correct) for name, correct in answers.items()}
+    found_there = {f.name: tested(f.model, test, session.device) for f in every}
+    figures = {name: test_facts(session, predictions) for name, predictions in found_there.items()}
+    mine = found_there[chosen.name]
+    rows = peer_facts(session, peers, test, mine.truth == mine.predicted)
+    speeds = throughputs(session, {**{f.name: f.model for f in every}, **{p.name: p.model for p in peers}})
     settings = {k: list(v) if isinstance(v, tuple) else v for k, v in session.space.settings}
     result = {
         "method": session.config.method,
@@ -110,10 +115,16 @@ def finish(
         **{**choice, "chosen": "baseline" if chosen is baseline else "found"},
         "search_accuracy": None if chosen.trial is None else chosen.trial.accuracy,
         "final_search_accuracy": chosen.search_accuracy,
-        "test_accuracy": tested[chosen.name],
-        "candidates": [_candidate_facts(session, f, tested[f.name], f is chosen) for f in finished],
-        "baseline": None if baseline is None else _baseline_facts(session, baseline, tested[baseline.name], supernet),
-        "peers": peer_facts(session, peers, test, answers[chosen.name]),
+        **figures[chosen.name],
+        **speeds.get(chosen.name, {}),
+        **session.kept(chosen.stage),
+        "candidates": [
+            {**_candidate_facts(session, f, f is chosen), **figures[f.name], **speeds.get(f.name, {})} for f in finished
+        ],
+        "baseline": None
+        if baseline is None
+        else {**_baseline_facts(session, baseline, supernet), **figures["baseline"], **speeds.get("baseline", {})},
+        "peers": [{**row, **speeds.get(row["name"], {})} for row in rows],
         "final": session.config.final.how if supernet is not None else "retrain",
         "settings": settings,
         "fixed": settings,  # the name of the key until 0.1
@@ -134,7 +145,7 @@ def finish(
     facts = {k: result[k] for k in ("method", "params", "macs", "test_accuracy", "seed")}
     card = Card(chosen.arch, dict(session.space.settings), session.data.classes, session.data.preprocessing, facts)
     save_network(session.run.folder / "network", session.data.with_trunk(chosen.model), card)
-    _analyse(session, chosen.model)
+    _analyse(session, chosen.model, mine)
     return {**result, "seconds": session.run.seconds()}
 
 
@@ -201,7 +212,8 @@ def _finish_best(
         stage, name = (f"final-{i}", f"found {i + 1}") if len(best) > 1 else ("final", "found")
         model = final_network(session, trial.arch, supernet, stage, start, teacher)
         correct = hits(model, session.search_batches(), session.device)
-        finished.append(Finished(name, trial.arch, trial, model, correct, session.config.final.train.augment))
+        augment = session.config.final.train.augment
+        finished.append(Finished(name, trial.arch, trial, model, correct, augment, stage))
     return finished
 
 
@@ -242,7 +254,7 @@ def _train_baseline(session: Session, supernet: Supernet | None) -> Finished | N
         return None
     model = session.plain(arch, baseline_training(session, supernet), "baseline")
     correct = hits(model, session.search_batches(), session.device)
-    return Finished("baseline", arch, None, model, correct, session.config.final.train.augment)
+    return Finished("baseline", arch, None, model, correct, session.config.final.train.augment, "baseline")
 
 
 def baseline_training(session: Session, supernet: Supernet | None) -> TrainSettings:
@@ -268,7 +280,13 @@ def _costs(session: Session, arch: Arch) -> dict[str, float]:
     return {k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()}
 
 
-def _candidate_facts(session: Session, finished: Finished, test: float, chosen: bool) -> dict[str, Any]:
+def test_facts(session: Session, predictions: Predictions) -> dict[str, Any]:
+    """Accuracy on the test images, and the figures beside it."""
+    correct = predictions.truth == predictions.predicted
+    return {"test_accuracy": percent(correct), "metrics": metrics(predictions, len(session.data.classes))}
+
+
+def _candidate_facts(session: Session, finished: Finished, chosen: bool) -> dict[str, Any]:
     return {
         "name": finished.name,
         "arch": finished.arch.to_dict(),
@@ -276,18 +294,18 @@ def _candidate_facts(session: Session, finished: Finished, test: float, chosen: 
         "augment": finished.augment,
         "search_accuracy": None if finished.trial is None else finished.trial.accuracy,
         "final_search_accuracy": finished.search_accuracy,
-        "test_accuracy": test,
         "chosen": chosen,
+        **session.kept(finished.stage),
     }
 
 
-def _baseline_facts(session: Session, baseline: Finished, test: float, supernet: Supernet | None) -> dict[str, Any]:
+def _baseline_facts(session: Session, baseline: Finished, supernet: Supernet | None) -> dict[str, Any]:
     return {
         "arch": baseline.arch.to_dict(),
         **_costs(session, baseline.arch),
         "final_search_accuracy": baseline.search_accuracy,
-        "test_accuracy": test,
         "epochs": baseline_training(session, supernet).epochs,
+        **session.kept(baseline.stage),
     }
 
 
@@ -312,12 +330,12 @@ def _front(session: Session, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     return [{"arch": t.arch.to_dict(), "accuracy": t.accuracy, "cost": name, "value": t.cost(name)} for t in front]
 
 
-def _analyse(session: Session, model: nn.Module) -> None:
+def _analyse(session: Session, model: nn.Module, found: Predictions) -> None:
     """What the report shows of the network. A picture that fails must not cost a run its result."""
     settings, batch = session.config.analysis, session.config.evaluate.batch
     with session.timed("analysis"):
         try:
-            facts = analyse(session.family, model, session.data, session.device, settings, batch)
+            facts = analyse(session.family, model, session.data, session.device, settings, batch, found)
             session.run.write_json("analysis", facts)
         except (TailorError, RuntimeError, OSError, ValueError) as error:
             session.log("warning", f"The report will lack its pictures of the network ({error}).")

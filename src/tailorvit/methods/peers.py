@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tailorvit import units
+from tailorvit.analysis import metrics, tested
 from tailorvit.costs.measure import measure_latency, measure_memory
 from tailorvit.costs.meter import SLOW
 from tailorvit.data import Data
 from tailorvit.errors import TailorError
 from tailorvit.rng import seed_everything
 from tailorvit.stats import paired_difference
-from tailorvit.train import Fixed, TrainSettings, hits
+from tailorvit.train import Fixed, TrainSettings
 
 if TYPE_CHECKING:
     from tailorvit.methods.session import Batches, Session
@@ -37,6 +38,7 @@ class Peer:
     model: nn.Module | None
     search_accuracy: float | None
     problem: str | None = None
+    stage: str = ""  # of its training
 
 
 # -- before the run ---------------------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ def train_peers(session: Session, settings: TrainSettings) -> list[Peer]:
         model = build_peer(name, session.data, settings.drop_path)
         try:
             accuracy = _fit(session, model, settings, stage)
-            peers.append(Peer(name, costs, settings.epochs, model, accuracy))
+            peers.append(Peer(name, costs, settings.epochs, model, accuracy, stage=stage))
         except (TailorError, RuntimeError) as error:
             problem = (str(error).splitlines() or [type(error).__name__])[0]
             session.log_once("warning", f"timm's {bare} could not be trained ({problem}).")
@@ -192,9 +194,11 @@ def peer_facts(
         row: dict[str, Any] = {"name": peer.name, **peer.costs, "epochs": peer.epochs}
         row |= {"final_search_accuracy": peer.search_accuracy, "test_accuracy": None, "gap": None}
         if peer.model is not None:
-            correct = hits(peer.model, test, session.device)
+            found = tested(peer.model, test, session.device)
+            correct = found.truth == found.predicted
             gap = paired_difference(correct, delivered)
             row["test_accuracy"] = 100 * int(correct.sum()) / max(len(correct), 1)
+            row |= {"metrics": metrics(found, len(session.data.classes)), **session.kept(peer.stage)}
             row["gap"] = {**gap._asdict(), "clear": gap.clear}
         else:
             row["problem"] = peer.problem

@@ -20,7 +20,7 @@ from tailorvit.data import Data, open_data
 from tailorvit.errors import TailorError
 from tailorvit.families import family, with_settings
 from tailorvit.families.base import around
-from tailorvit.memory import require_memory, usable_device
+from tailorvit.memory import half_precision, require_memory, usable_device
 from tailorvit.methods import METHODS
 from tailorvit.methods.contest import AUTO, Entry, first_entries
 from tailorvit.methods.feasibility import limits_to_check, require_feasible
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tailorvit.config import Config
 
 STARTED = ("tailor", "finetune")  # methods that begin with the network of [start]
+SUPERNETS = ("s4", "s3", "autoformer", "bignas", "hat")  # methods whose supernets [train] trains
 Start = StartingNetwork | PretrainedStart
 SMALL_STEP = (
     2_000_000_000  # MACs of a training step's forward pass; below, waiting for threads costs more than it gains
@@ -58,6 +59,12 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
         )
     if config.family != AUTO:
         family(config.family)
+    by_supernet = config.method == "tailor" and config.tailor.search == "supernet"
+    if config.train.keep == "best" and (config.method in SUPERNETS or by_supernet):
+        raise TailorError(
+            f"train.keep = 'best' is for single networks, and method '{config.method}' trains supernets by [train]: "
+            "write final.train.keep = 'best'."
+        )
     _require_packages(config)
     device = usable_device(config.device)
     config, clock = with_clock(config, device)
@@ -97,7 +104,7 @@ def _require_memory(config: Config, space: Space, device: str) -> None:
     counter, batch = Counter(space.family, dict(space.settings)), config.train.batch
     high, wide = counter.shared.image_size
     what = f"A training step on {batch} images of {high}x{wide} px"
-    half = config.train.precision == "bf16" and torch.device(device).type == "cuda"
+    half = config.train.precision in ("bf16", "fp16") and torch.device(device).type == "cuda"
     need = step_bytes(counter, space.hull(), batch, training=True, width=2 if half else 4)
     require_memory(need, what, "set data.image_size, train.batch or the limit on parameters lower", device)
 
@@ -121,7 +128,7 @@ def _with_device_settings(config: Config, data: Data, device: str) -> Config:
         config = replace(config, time=DEFAULT_SECONDS["cuda" if cuda else "cpu"])
 
     def settled(train: TrainSettings) -> TrainSettings:
-        precision = train.precision if train.precision != AUTO else "bf16" if cuda else "fp32"
+        precision: Any = train.precision if train.precision != AUTO else half_precision(device)
         return replace(train, precision=precision, batch=train.batch or batch_for(data.counts["train"], cuda))
 
     final = replace(config.final, train=settled(config.final.train))

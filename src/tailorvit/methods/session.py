@@ -157,7 +157,8 @@ class Session(Stages):
                 "data", f"Training images are {how} {self.device} as bytes ({size:.0f} MiB; limit {limit:.0f} GiB)."
             )
         augment = self.data.augment(settings.augment)
-        return self.data.train_batches(settings.batch, seed, augment, self.device)
+        batches = self.data.train_batches(settings.batch, seed, augment, self.device)
+        return batches.balanced() if settings.class_weights == "balanced" else batches
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -181,6 +182,11 @@ class Session(Stages):
             return training(self, model, rule, settings, stream or stage, sink, evaluate, teacher)
 
         return self.trained(model, stage, work)
+
+    def kept(self, stage: str) -> dict[str, Any]:
+        """Which epoch's weights a finished training has, for result.json; empty where it kept the last."""
+        kept = (self.run.result(stage) or {}).get("kept")
+        return {} if kept is None else {"kept": dict(kept)}
 
     def build(self, arch: Arch, drop_path: float = 0.0) -> nn.Module:
         """The plain network of an architecture, freshly initialised."""

@@ -67,7 +67,12 @@ class Stages:
             with closing(StageSink(self, stage)) as sink:
                 trained = work(sink)
             # The checkpoint of a finished stage holds its weights, without the optimiser.
-            facts = {"loss": trained.loss, "skipped": trained.skipped, "rollbacks": trained.rollbacks}
+            facts: dict[str, Any] = {
+                "loss": trained.loss,
+                "skipped": trained.skipped,
+                "rollbacks": trained.rollbacks,
+                **({} if trained.kept is None else {"kept": trained.kept}),
+            }
             self.save_stage(model, stage, facts, sink.epochs)
         self.run.finish(stage, facts)
         return model

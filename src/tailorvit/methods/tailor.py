@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from tailorvit import units
+from tailorvit.analysis import tested
 from tailorvit.arch import Arch
 from tailorvit.checkpoints.pretrained import Pretrained
 from tailorvit.checkpoints.starts import open_pretrained
@@ -326,7 +327,7 @@ class TailoredSupernet(Supernet):
             untrained = session.search_accuracy(session.family.extract(self.model(), shapes[0]).eval())
             return [session.trial(Candidate(shapes[0], "even"), untrained, 0)]
         epochs = max(1, round(SHORT * final.epochs))
-        settings = replace(final, epochs=epochs, warmup=min(final.warmup, WARMUP * epochs))
+        settings = replace(final.ending_last(), epochs=epochs, warmup=min(final.warmup, WARMUP * epochs))
         for i, arch in enumerate(shapes):
             stage = f"shape-{name}-{i}" if name else f"shape-{i}"
             known = session.run.result(f"{stage} accuracy")
@@ -453,7 +454,9 @@ def _whole_peer(session: Session, whole: Whole) -> Peer:
     over = session.limits.breaks(costs)
     known = {**{k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()}, "over": over}
     epochs = session.config.tailor.epochs
-    return Peer("whole network, fine-tuned", known, epochs, whole.network, whole.facts["search_accuracy"])
+    return Peer(
+        "whole network, fine-tuned", known, epochs, whole.network, whole.facts["search_accuracy"], stage="whole"
+    )
 
 
 def _first_blocks(session: Session, whole: Whole, settings: TrainSettings, teacher: Teacher) -> list[Finished]:
@@ -473,7 +476,7 @@ def _first_blocks(session: Session, whole: Whole, settings: TrainSettings, teach
     cut = first_blocks(whole.network, fitting[-1], settings.drop_path)
     model = session.plain(arch, settings, "baseline", cut, teacher)
     correct = hits(model, session.search_batches(), session.device)
-    return [Finished("first blocks", arch, None, model, correct, settings.augment)]
+    return [Finished("first blocks", arch, None, model, correct, settings.augment, "baseline")]
 
 
 # -- several sizes ----------------------------------------------------------------------------------------------------
@@ -523,8 +526,10 @@ def _of_size(session: Session, supernet: TailoredSupernet, size: float, teacher:
 
 def _sized_facts(session: Session, found: Sized) -> dict[str, Any]:
     """A row of result.json; the network is stored in the run folder. The test split is open by now."""
+    from tailorvit.methods.finish import test_facts
+
     name = units.show(found.size)
-    correct = hits(found.model, session.batches("test"), session.device)
+    predictions = tested(found.model, session.batches("test"), session.device)
     params, macs = session.meter.counter.both(found.trial.arch)
     facts = {
         "size": found.size,
@@ -533,7 +538,8 @@ def _sized_facts(session: Session, found: Sized) -> dict[str, Any]:
         "macs": macs,
         "inherited_accuracy": found.trial.accuracy,
         "final_search_accuracy": found.search_accuracy,
-        "test_accuracy": 100 * float(correct.mean()),
+        **test_facts(session, predictions),
+        **session.kept(f"final-{name}"),
         "folder": f"front/{name}",
     }
     data = session.data

@@ -101,7 +101,7 @@ def train_together(
 ) -> Trained:
     """Train a network on all processes, or here alone where that is not possible."""
     batch = min(settings.batch, session.data.counts["train"])
-    reason = cannot_share(batch, paths_of_rule(rule)) or None
+    reason = cannot_share(batch, paths_of_rule(rule), settings.accumulate) or None
     told = rule if _can_be_sent(rule) is None else ToldRule(rule)
     sent = None if isinstance(told, ToldRule) else rule
     if reason is None:

@@ -40,12 +40,23 @@ from tailorvit.runs.atomic import dumps
 # Keys in which runs of one group may differ: chance, the machine, and how work is divided.
 NEUTRAL = (
     *("seed", "device", "threads", "tensorboard", "data.cache", "data.source", "evaluate.batch"),
+    "evaluate.throughput",
     *("trunk.batch", "trunk.cache"),
     *(f"{part}.{key}" for part in ("train", "final.train") for key in ("checkpoint_seconds", "compile")),
 )
 METRICS = ("test_accuracy", "params", "macs", "search_seconds", "baseline_accuracy", "gain")
+# Beside these, in a table of their own.
+MORE = {
+    "top5_accuracy": "top-5 accuracy",
+    "macro_f1": "macro-F1",
+    "balanced_accuracy": "balanced accuracy",
+    "calibration_error": "calibration error",
+    "latency": "latency",
+    "images_per_second": "images a second",
+}
 _NUMBERS = ("test accuracy", "parameters", "MACs", "search time", "baseline", "gain")
 HEADS, GROUP_HEADS = ("run", "group", "seed", "status", *_NUMBERS), ("group", "n", *_NUMBERS)
+MORE_HEADS, GROUP_MORE_HEADS = ("run", "group", *MORE.values()), ("group", "n", *MORE.values())
 LEVEL = 0.95
 ENOUGH = 3  # runs on each side before a difference gets a verdict
 _PAIRS = 6  # up to so many groups are compared with each other; more, with the first only
@@ -177,6 +188,13 @@ class RunRow:
     search_seconds: float | None
     baseline_accuracy: float | None
     gain: float | None
+    top5_accuracy: float | None
+    macro_f1: float | None
+    balanced_accuracy: float | None
+    calibration_error: float | None
+    latency: float | None
+    images_per_second: float | None
+    conditions: str  # of the images a second
     counted: bool
     facts: Facts = field(repr=False, compare=False)
 
@@ -194,6 +212,18 @@ class RunRow:
             percent(self.baseline_accuracy),
             points(self.gain),
         )
+
+    def more_cells(self) -> tuple[str | None, ...]:
+        """The row of the table with the other figures; None where it has none of them."""
+        values = ((key, getattr(self, key)) for key in MORE)
+        return clean(self.name), str(self.group), *(None if v is None else _more_words(key, v) for key, v in values)
+
+
+def _more_words(key: str, value: float) -> str:
+    """A figure of the second table."""
+    if key == "latency":
+        return units.show(value, "latency")
+    return f"{value:,.0f}" if key == "images_per_second" else f"{value:.2f}"
 
 
 @dataclass(frozen=True)
@@ -232,6 +262,18 @@ class Group:
             shown("gain", "{:+.2f}".format),
         )
 
+    def more_cells(self) -> tuple[str | None, ...]:
+        """The row of the table with the other figures: mean and deviation."""
+
+        def shown(key: str) -> str | None:
+            s = self.stats.get(key)
+            if s is None:
+                return None
+            spread = "" if s.sd is None or s.low == s.high else f" ± {_more_words(key, s.sd)}"
+            return _more_words(key, s.mean) + spread
+
+        return str(self.number), str(self.counted), *(shown(key) for key in MORE)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -242,6 +284,11 @@ class Comparison:
     gaps: tuple[tuple[int, int, Gap], ...]  # (group, other group, other less group) in test accuracy
     keys: tuple[tuple[str, tuple[str, ...]], ...]  # (recipe key, its value in every run)
     notes: tuple[str, ...]
+
+    @property
+    def more(self) -> bool:
+        """Whether any run has figures for the second table."""
+        return any(getattr(r, key) is not None for r in self.runs for key in MORE)
 
     def sentences(self) -> list[str]:
         """The differences in words."""
@@ -257,7 +304,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for programs."""
-        keys = ("name", "path", "group", "status", "seed", "method", "source", "limits", *METRICS, "counted")
+        keys = ("name", "path", "group", "status", "seed", "method", "source", "limits", *METRICS, *MORE)
+        keys += ("conditions", "counted")
         return {
             "format": 1,
             "runs": [{k: getattr(r, k) for k in keys} for r in self.runs],
@@ -280,13 +328,15 @@ class Comparison:
 
     def csv(self) -> str:
         """One line per run, numbers unrounded."""
-        keys = ("name", "group", "seed", "status", "counted", "method", "source", "limits", *METRICS, "path")
+        keys = ("name", "group", "seed", "status", "counted", "method", "source", "limits", *METRICS, *MORE, "path")
         return csv_text(keys, [[getattr(r, k) for k in keys] for r in self.runs])
 
     def text(self) -> str:
         """Aligned tables for a terminal."""
         lines = _aligned(HEADS, [r.cells() for r in self.runs])
         lines += ["", *_aligned(GROUP_HEADS, [g.cells() for g in self.groups]), ""]
+        if self.more:
+            lines += [*_aligned(GROUP_MORE_HEADS, [g.more_cells() for g in self.groups]), ""]
         lines += [f"group {g.number}: {clean(g.name)}" for g in self.groups]
         lines += ["", *self.sentences()] if self.sentences() else []
         lines += ["", *(clean(note, 600) for note in self.notes)] if self.notes else []
@@ -419,6 +469,13 @@ def _row(name: str, place: Path, group: int, facts: Facts) -> RunRow:
         search_seconds=facts.search_seconds,
         baseline_accuracy=other,
         gain=None if found is None or other is None else found - other,
+        top5_accuracy=result.metrics.top5_accuracy,
+        macro_f1=result.metrics.macro_f1,
+        balanced_accuracy=result.metrics.balanced_accuracy,
+        calibration_error=result.metrics.calibration_error,
+        latency=result.cost("latency"),
+        images_per_second=result.throughput.images_per_second,
+        conditions=result.throughput.conditions,
         counted=facts.finished and found is not None,
         facts=facts,
     )
@@ -446,7 +503,7 @@ def _groups(rows: Sequence[RunRow], titles: Mapping[int, Sequence[str]]) -> tupl
     for number, parts in titles.items():
         mine = [r for r in rows if r.group == number]
         counted = [r for r in mine if r.counted]
-        values = {k: [v for r in counted if (v := getattr(r, k)) is not None] for k in METRICS}
+        values = {k: [v for r in counted if (v := getattr(r, k)) is not None] for k in (*METRICS, *MORE)}
         stats = {k: s for k, vs in values.items() if (s := stat(vs)) is not None}
         against = paired(values["gain"]) if values["gain"] else None
         label = ", ".join(p for p in parts if p not in shared) or ", ".join(parts)
@@ -488,6 +545,10 @@ def _notes(rows: Sequence[RunRow]) -> tuple[str, ...]:
         notes += [f"{r.name}: {s}" for s in r.facts.missing if "has not finished" not in s]
         if not r.facts.settings:
             notes.append(f"{r.name}: its recipe cannot be read, so it forms a group of its own.")
+    if len(measured := {r.conditions for r in rows if r.conditions}) > 1:
+        notes.append(
+            f"Images a second were measured in several ways, which do not compare: {'; '.join(sorted(measured))}."
+        )
     singles = [str(g) for g in sorted({r.group for r in rows}) if sum(r.counted for r in rows if r.group == g) == 1]
     if singles:
         notes.append(f"One finished run only, so no spread: group {', '.join(singles)}.")
@@ -724,6 +785,14 @@ def _group_section(comparison: Comparison) -> str:
     words += soft(
         "Mean ± standard deviation over finished runs (lowest to highest). Gain: found less its own baseline."
     )
+    if comparison.more:
+        more = [g.more_cells() for g in comparison.groups]
+        words += grid(GROUP_MORE_HEADS, more, len(GROUP_MORE_HEADS) - 1, stack=True)
+        ways = "; ".join(sorted({r.conditions for r in comparison.runs if r.conditions}))
+        words += soft(
+            "On the test images, in percent. Macro-F1 and balanced accuracy count every class alike; of the calibration"
+            f" error less is better. Images a second on the run's device{f' ({ways})' if ways else ''}."
+        )
     items = "".join(f"<li>{cell(sentence)}</li>" for sentence in comparison.sentences())
     return words + (f"<h3>Differences in test accuracy</h3><ul>{items}</ul>" if items else "")
 
@@ -731,7 +800,11 @@ def _group_section(comparison: Comparison) -> str:
 def _run_section(comparison: Comparison) -> str:
     keys = [(r.name, r.group, r.seed, r.status, *(getattr(r, m) for m in METRICS)) for r in comparison.runs]
     paths = grid(("run", "folder"), [(r.name, r.path) for r in comparison.runs])
-    return grid(HEADS, [r.cells() for r in comparison.runs], 6, keys, stack=True) + fold("Folders", paths)
+    table_of_runs = grid(HEADS, [r.cells() for r in comparison.runs], 6, keys, stack=True)
+    if comparison.more:
+        rows = [r.more_cells() for r in comparison.runs]
+        table_of_runs += fold("More figures of every run", grid(MORE_HEADS, rows, len(MORE_HEADS) - 1, stack=True))
+    return table_of_runs + fold("Folders", paths)
 
 
 def _recipe_section(comparison: Comparison) -> str:

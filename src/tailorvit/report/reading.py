@@ -92,6 +92,39 @@ class Limit(_Part):
     max: Number = None
 
 
+class TestFigures(_Part):
+    """A network's figures on the test images beside its accuracy, in percent."""
+
+    top5_accuracy: Number = None  # only of more than five classes
+    macro_f1: Number = None
+    balanced_accuracy: Number = None
+    calibration_error: Number = None
+
+
+class Throughput(_Part):
+    """Images a second, and how they were measured."""
+
+    images_per_second: Amount = None
+    batch: Positive = None
+    device: Text = ""
+    threads: Positive = None
+
+    @property
+    def conditions(self) -> str:
+        """How it was measured, in words."""
+        threads = f" with {self.threads} thread{'s' * (self.threads != 1)}" if self.threads else ""
+        where = f"{self.device}{threads if self.device.startswith('cpu') else ''}"
+        return ", ".join(part for part in (f"batches of {self.batch}" if self.batch else "", where) if part)
+
+
+class Kept(_Part):
+    """The epoch whose weights were kept, where it is the best one on the search images."""
+
+    epoch: Positive = None
+    of: Positive = None
+    planned: Positive = None
+
+
 class Network(_Part):
     """A trained network: the one delivered, a candidate, the baseline or a peer."""
 
@@ -104,6 +137,9 @@ class Network(_Part):
     test_accuracy: Number = None
     epochs: Whole = None
     chosen: Flag = False
+    metrics: Annotated[TestFigures, BeforeValidator(table)] = TestFigures()
+    throughput: Annotated[Throughput, BeforeValidator(table)] = Throughput()
+    kept: Annotated[Kept, BeforeValidator(table)] = Kept()
 
     def cost(self, metric: str) -> float | None:
         """A cost by name, also a measured one."""

@@ -24,6 +24,7 @@ from tailorvit.report.markup import (
     paragraph,
     percent,
     size,
+    soft,
     stage_name,
 )
 from tailorvit.report.reading import CONTEST, Facts, Network, Peer
@@ -93,10 +94,16 @@ def section(facts: Facts) -> str:
         (f"Accuracy on the search split, {before}", *(percent(n.search_accuracy) for n in shown)),
         ("Accuracy on the search split, after final training", *(percent(n.final_search_accuracy) for n in shown)),
         ("Accuracy on the test images", *(percent(n.test_accuracy) for n in shown)),
+        ("Top-5 accuracy on the test images", *(percent(n.metrics.top5_accuracy) for n in shown)),
+        ("Macro-F1 on the test images", *(percent(n.metrics.macro_f1) for n in shown)),
+        ("Balanced accuracy on the test images", *(percent(n.metrics.balanced_accuracy) for n in shown)),
+        ("Calibration error on the test images", *(percent(n.metrics.calibration_error) for n in shown)),
+        (f"Images a second{_measured(shown)}", *(_speed(n) for n in shown)),
+        ("Epoch whose weights were kept", *(_kept(n) for n in shown)),
     ]
     titles = ("", *(title for _, _, title in compared))
     numbers = grid(titles, [row for row in lines if any(row[1:])], len(shown), stack=len(shown) > 2)
-    numbers += _pairs(facts)
+    numbers += _notes(shown) + _pairs(facts)
     side = pair(drawn.get("result-limits", ""), drawn.get("result-accuracy", ""))
     return f"{_story(facts)}{heads}{side}{numbers}{times}"
 
@@ -118,6 +125,43 @@ def networks(facts: Facts) -> list[tuple[Network, str, str]]:
     for peer in result.peers:
         rows.append((peer, peer.short, f"{peer.short} (over the limit)" if peer.over else peer.short))
     return rows
+
+
+def _measured(shown: Sequence[Network]) -> str:
+    """How images a second were measured; alike for all networks of a run."""
+    words = next((n.throughput.conditions for n in shown if n.throughput.conditions), "")
+    return f" ({words})" if words else ""
+
+
+def _speed(network: Network) -> str | None:
+    value = network.throughput.images_per_second
+    return None if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _kept(network: Network) -> str | None:
+    kept = network.kept
+    if kept.epoch is None:
+        return None
+    ended = kept.of is not None and kept.planned is not None and kept.of < kept.planned
+    plan = f" (planned: {kept.planned:,})" if ended else ""
+    return f"{kept.epoch:,} of {kept.of:,}{plan}" if kept.of else f"{kept.epoch:,}"
+
+
+def _notes(shown: Sequence[Network]) -> str:
+    """What the figures of the table mean."""
+    words = []
+    if any(n.metrics.macro_f1 is not None for n in shown):
+        words.append(
+            "Macro-F1 and balanced accuracy (mean recall) count every class alike, however many images it has."
+            " The calibration error is the mean difference between confidence and accuracy over 15 bins of"
+            " confidence, weighed by their images: 0 is best."
+        )
+    if any(n.kept.epoch is not None for n in shown):
+        words.append(
+            "The weights are those of the epoch that was best on the search images, so the accuracy on the search split"
+            " is a little too high. The test images took no part in that."
+        )
+    return "".join(map(soft, words))
 
 
 def _pairs(facts: Facts) -> str:

@@ -6,11 +6,14 @@ import errno
 import json
 import os
 import sqlite3
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 SUFFIX = ".tmp"
+TRIES, PAUSE = 50, 0.02  # of a rename on Windows, with seconds between them
 
 
 def _plain(value: Any) -> Any:
@@ -41,11 +44,22 @@ def write_bytes(path: Path, data: bytes, before: Callable[[], None] | None = Non
             os.fsync(file.fileno())
         if before is not None:
             before()
-        temporary.replace(path)
+        rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def rename(path: Path, to: Path) -> None:
+    """Rename a file over another; Windows refuses that for the moment in which somebody reads the other."""
+    for _ in range(TRIES if sys.platform == "win32" else 0):
+        try:
+            path.replace(to)
+            return
+        except PermissionError:
+            time.sleep(PAUSE)
+    path.replace(to)
 
 
 def sync_folder(folder: Path) -> None:

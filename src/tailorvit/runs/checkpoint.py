@@ -66,9 +66,9 @@ def _keep_previous(path: Path, previous: Path) -> None:
     try:
         os.link(path, link)
     except OSError:  # no hard links here; reading accepts a moment in which only the previous one exists
-        path.replace(previous)
+        atomic.rename(path, previous)
         return
-    link.replace(previous)
+    atomic.rename(link, previous)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import sys
 from pathlib import Path
 
+from tailorvit.descriptors import lock, open_file, read_at, write_at
 from tailorvit.errors import TailorError
 
 NAME = ".lock"
-_held: set[str] = set()  # record locks do not exclude their own process; this set does
+_held: set[str] = set()  # a process's lock does not exclude that process; this set does
 
 
 class Lock:
     """Locks a folder until it is released.
 
-    A record lock, not flock: flock would pass to forked data workers, which may outlive a killed trainer.
+    A lock of the process, not of the descriptor: that would pass to forked data workers, which may outlive a killed
+    trainer.
     """
 
     def __init__(self, folder: Path) -> None:
         self._key = os.path.realpath(folder)
         if self._key in _held:
             raise TailorError(f"The run in '{folder}' is already open in this process.")
-        path = folder / NAME
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = open_file(folder / NAME, os.O_RDWR | os.O_CREAT)
         try:
-            if not _take(self._file):
-                holder = os.pread(self._file, 32, 0).decode("ascii", "replace").strip()
+            if lock(self._file, wait=False, owner="process") is False:  # None, no locks here: continue
+                holder = read_at(self._file, 32, 0).decode("ascii", "replace").strip()
                 who = f"process {holder}" if holder else "another process"
                 raise TailorError(f"The run in '{folder}' is in use by {who}; wait for it or stop it first.")
             os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+            write_at(self._file, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(self._file)
             raise
@@ -42,18 +41,3 @@ class Lock:
         if self._key in _held:
             _held.discard(self._key)
             os.close(self._file)
-
-
-def _take(file: int) -> bool:
-    if sys.platform == "win32":
-        return True
-    import fcntl
-
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            return False
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # a file system without locks: continue
-            raise
-    return True

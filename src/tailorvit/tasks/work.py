@@ -91,7 +91,18 @@ class TaskConfig:
                 raise TailorError(f"A task's network is limited in params and macs, not in {metric}.")
         # Keys of [train] that mean nothing here must not be silently without effect.
         usual = TrainSettings()
-        for name in ("rule", "paths", "distill", "reg_largest_only", "freeze", "compile", "augment"):
+        foreign = (
+            "rule",
+            "paths",
+            "distill",
+            "reg_largest_only",
+            "freeze",
+            "compile",
+            "augment",
+            "class_weights",
+            "keep",
+        )
+        for name in foreign:
             if getattr(self.train, name) != getattr(usual, name):
                 raise TailorError(f"train.{name} is not for tasks; leave it at {getattr(usual, name)!r}.")
 

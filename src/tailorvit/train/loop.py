@@ -32,7 +32,8 @@ from tailorvit.train.optim import (
     taught,
     without_drop_path,
 )
-from tailorvit.train.rules import Rule, paths_of_rule
+from tailorvit.train.rules import Fixed, Rule, paths_of_rule
+from tailorvit.train.scaling import LossScale
 from tailorvit.train.settings import TrainSettings
 from tailorvit.train.share import Share, paths_of
 from tailorvit.train.stopping import Stopped, asked, held
@@ -40,6 +41,8 @@ from tailorvit.train.teacher import Teacher, Telling, in_evaluation_mode, told
 
 PATIENCE = 5  # steps in a row that are not finite before a roll-back
 MAX_ROLLBACKS = 4
+EVALUATIONS = 10  # in a training
+JUDGED_BY = "search_accuracy"  # the figure of an evaluation by which the best epoch is kept
 CHECKPOINT_SHARE = 0.1  # of the time at most goes to checkpoints inside epochs
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # the mean loss of a batch's x, y and target
 
@@ -77,12 +80,13 @@ class Sink:
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training went."""
+    """How a training went. ``kept`` says which epoch's weights it ended with, where it kept the best."""
 
     steps: int
     skipped: int
     rollbacks: int
     loss: float
+    kept: dict[str, Any] | None = None
 
 
 @dataclass
@@ -138,8 +142,11 @@ class State:
         self.model, self.optimizer = model, make_optimizer(model, settings)
         self.statistics = batch_statistics(model)
         # "scale" multiplies the learning rate after roll-backs, "in_row" counts the last steps if they were skipped,
-        # "parts" is more than 1 where the images of a step do not fit into memory at once.
-        self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0, "parts": 1}
+        # "parts" is more than 1 where the images of a step do not fit into memory at once, or are to be taken so. Where
+        # the best epoch is kept, "best" says which it was, its figure and how many evaluations since were no better.
+        self.meta: dict[str, Any] = {"step": 0, "scale": 1.0, "skipped": 0, "in_row": 0, "rollbacks": 0}
+        self.loss_scale = LossScale(settings.precision == "fp16")
+        self.meta |= {"parts": settings.accumulate, **self.loss_scale.start()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, batch statistics and the optimiser's moments, by name."""
@@ -234,9 +241,12 @@ class Trainer:
         self.seed, self.sink, self.evaluate, self.device = seed, sink, evaluate, device
         self.teacher, self.share, self.paths = teacher, share, paths_of_rule(rule)
         self.objective = objective
+        if objective is not None and settings.class_weights != "none":
+            raise TailorError("train.class_weights weighs the labels of whole images, which this training has none of.")
         self.total = settings.epochs * batches.steps_per_epoch
         self.state = State(self.model, settings)
         self.epoch = EpochSums()
+        self.best: dict[str, Tensor] = {}  # the weights of the best epoch, where they are kept
         self.good = self._resume()  # where a roll-back returns to
         self.saved_at, self.saving = time.monotonic(), 0.0  # when the last checkpoint was written, seconds it took
         self.due = self.owed = False  # a checkpoint inside the epoch: after this step, whatever the time
@@ -251,9 +261,17 @@ class Trainer:
 
     def run(self) -> Trained:
         """All steps that are left; after a roll-back some are done again. A signal ends it after a checkpoint."""
+        if (
+            self.settings.keep == "best"
+            and self.share is None
+            and (self.evaluate is None or not isinstance(self.rule, Fixed))
+        ):
+            raise TailorError(
+                "train.keep = 'best' needs one network whose accuracy on the search images is measured in its training."
+            )
         self.model.train()
         with held(), nullcontext() if self.teacher is None else in_evaluation_mode(self.teacher.network):
-            while self.state.meta["step"] < self.total:
+            while self.state.meta["step"] < self.total and not self._stopped():
                 for batch in self.batches.iterate(self.state.meta["step"], self.total):
                     self.step(batch)
                     if self.state.meta["in_row"] >= PATIENCE:
@@ -264,11 +282,13 @@ class Trainer:
                         self.save()
                         if number := asked():
                             raise Stopped(number)
+                    if self._stopped():
+                        break
         if self.graphs is not None:
             self.graphs.close()
         self.model.eval()
         meta = self.state.meta
-        return Trained(meta["step"], meta["skipped"], meta["rollbacks"], self.loss)
+        return Trained(meta["step"], meta["skipped"], meta["rollbacks"], self.loss, self._take_best())
 
     def step(self, batch: Any) -> None:
         """One step; its randomness belongs to (seed, step). The figures of a recorded one are read a step later."""
@@ -305,14 +325,17 @@ class Trainer:
         """Evaluate ten times in a training, remember the state, save it where enough time has passed."""
         meta, epochs = self.state.meta, self.settings.epochs
         epoch = meta["step"] // self.batches.steps_per_epoch
-        due = epoch == epochs or epoch % max(epochs // 10, 1) == 0
-        self.sink.epoch(epoch, {**facts, **(self.evaluate() if self.evaluate and due else {})})
+        due = epoch == epochs or epoch % max(epochs // EVALUATIONS, 1) == 0
+        found = self.evaluate() if self.evaluate and due else {}
+        self.sink.epoch(epoch, {**facts, **found})
         good = meta["in_row"] == 0  # amid skipped steps a state may be spoilt already
+        if good and due and self.settings.keep == "best":
+            self._judge(epoch, found)
         if good:
             self.good = self.state.snapshot()
         waited = time.monotonic() - self.saved_at > self.settings.checkpoint_seconds
         self.epoch = EpochSums()
-        if meta["step"] == self.total or (waited and good):
+        if meta["step"] == self.total or self._stopped() or (waited and good):
             self.save()
 
     def save(self) -> None:
@@ -323,6 +346,7 @@ class Trainer:
         if self.good[1]["step"] != meta["step"]:
             tensors.update({f"good/{name}": tensor for name, tensor in self.good[0].items()})
             meta["good"] = self.good[1]
+        tensors.update({f"best/{name}": tensor for name, tensor in self.best.items()})
         self.sink.save(tensors, meta)
         self.saved_at, self.owed = time.monotonic(), False
         self.saving = self.saved_at - begin
@@ -347,13 +371,55 @@ class Trainer:
         self.graphs = self._recorder()  # the old recordings hold the tensors of the old optimiser state
         self.epoch = EpochSums()
 
+    def _judge(self, epoch: int, found: Mapping[str, Any]) -> None:
+        """Remember this epoch's weights where no earlier one was better, and end where none has been better for long.
+
+        Of equal epochs the later counts, which had the smaller learning rate, but it is no improvement. The first
+        process alone evaluates, and tells the others when to end; its weights are those that count.
+        """
+        before, best = self.state.meta.get("best"), None
+        if self.evaluate is not None:
+            if JUDGED_BY not in found:
+                raise TailorError(f"train.keep = 'best' needs an evaluation that gives '{JUDGED_BY}'.")
+            value, since = found[JUDGED_BY], 0
+            if before is not None and value <= before[JUDGED_BY]:
+                since = before["since"] + 1
+            if before is not None and value < before[JUDGED_BY]:
+                best = {**before, "since": since}
+            else:
+                best = {"epoch": epoch, JUDGED_BY: value, "since": since}
+                self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            best["stop"] = 0 < self.settings.patience <= since
+        self.state.meta["best"] = best if self.share is None else self.share.agreed(best)
+
+    def _stopped(self) -> bool:
+        """Whether the training has ended before its last step."""
+        return bool(self.state.meta.get("best", {}).get("stop"))
+
+    @torch.no_grad()
+    def _take_best(self) -> dict[str, Any] | None:
+        """Put the weights of the best epoch into the network; says which it was."""
+        best = self.state.meta.get("best")
+        if best is None:
+            return None
+        named = self.model.state_dict()
+        for name, tensor in self.best.items():
+            named[name].copy_(tensor)
+        trained = self.state.meta["step"] // self.batches.steps_per_epoch
+        return {"epoch": best["epoch"], "of": trained, "planned": self.settings.epochs, JUDGED_BY: best[JUDGED_BY]}
+
     def eager_step(self, batch: Any, archs: Sequence[Arch | None], lr: float) -> tuple[float | None, int]:
         """One optimiser step: (loss, correct answers), or (None, 0) where the loss or a gradient was not finite."""
         optimizer, statistics = self.state.optimizer, [s.clone() for s in self.state.statistics]
+        scale, meta = self.state.loss_scale, self.state.meta
+        before = scale.of(meta)
         while True:
             try:
                 loss, correct, norm = self._gradients(batch, archs)
-                break
+                if math.isfinite(norm) or not math.isfinite(loss) or not scale.halve(meta):
+                    break
+                self._again(statistics)
+                continue
             except Exception as error:
                 if not out_of_memory(error) or self.share is not None:  # a part must not be cut again
                     raise
@@ -362,7 +428,9 @@ class Trainer:
             self._take_fewer(len(batch.y) // self.paths, why)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._undo(statistics)
+            scale.keep(meta, before)
             return None, 0
+        scale.good(meta)
         for group in optimizer.param_groups:
             group["lr"] = lr * group["share"]
         optimizer.step()
@@ -376,6 +444,7 @@ class Trainer:
             for part in zip(*(t.tensor_split(min(parts, len(t))) for t in images), strict=True):
                 of_part = self._add_gradients(Part(*part), through, len(part[1]) / len(batch.y))
                 loss, correct = loss + of_part[0], correct + of_part[1]
+        self.state.loss_scale.divide(self.model.parameters(), self.state.meta)
         self._complete_gradients(archs)
         if self.share is not None:
             loss, correct = self.share.step(self.model.parameters(), loss, correct)
@@ -419,6 +488,11 @@ class Trainer:
         for now, before in zip(self.state.statistics, statistics, strict=True):
             now.copy_(before)
 
+    def _again(self, statistics: Sequence[Tensor]) -> None:
+        """Begin a step anew with the draws it had."""
+        self._undo(statistics)
+        seed_everything(self.seed, "step", self.state.meta["step"])
+
     def _take_fewer(self, images: int, why: str) -> None:
         """Take fewer images at a time from now on, and store that soon: other parts draw other numbers."""
         self.state.optimizer.zero_grad(set_to_none=True)
@@ -439,10 +513,11 @@ class Trainer:
         x, y, target = (t.to(self.device, non_blocking=True) for t in (batch.x, batch.y, batch.target))
         # The sum of gradients, or their mean when clipping, so that the clip means the same for every rule.
         share = (weight / len(archs) if settings.clip else weight) * (1.0 if self.share is None else self.share.weight)
+        share *= self.state.loss_scale.of(self.state.meta)
         mean_loss, correct = 0.0, 0
         if self.objective is not None:
             with self._autocast():
-                loss = self.objective(x, y, target)
+                loss = self.objective(x, y, target).float()
             (loss * share).backward()
             return weight * float(loss.detach()), 0
         lesson = None
@@ -469,8 +544,9 @@ class Trainer:
         return mean_loss, correct
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        on = self.settings.precision == "bf16"
-        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=on)
+        kind = torch.float16 if self.settings.precision == "fp16" else torch.bfloat16
+        on = self.settings.precision in ("bf16", "fp16")
+        return torch.autocast(torch.device(self.device).type, kind, enabled=on)
 
     def _read(self, leave: int) -> None:
         """Count recorded steps but for the last ``leave``: reading at once would make the GPU wait for the host."""
@@ -503,6 +579,7 @@ class Trainer:
         self.state.restore(tensors, meta)
         if 0 < meta["step"] < self.total:
             self.sink.event("resume", f"resumed at step {meta['step']} of {self.total}")
+        self.best = {k.removeprefix("best/"): t for k, t in tensors.items() if k.startswith("best/")}
         if "epoch" in stored:
             self.epoch = EpochSums.from_list(stored["epoch"])
         if "good" not in stored:
@@ -529,6 +606,8 @@ class Trainer:
             return None  # losses of detectors and their like depend on what is in the images
         if self.state.meta["parts"] > 1:
             return None  # a recorded step takes all images at once
+        if self.state.loss_scale.on:
+            return None  # whether the scale is too large is known on the host
         if self.paths > 1:
             self.sink.event("graphs", "steps run eagerly: a recorded step has one architecture for all images")
             return None

@@ -19,6 +19,8 @@ def free() -> None:
     """Give a device's unused memory back, so that smaller pieces find room."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def halved(parts: int, images: int, norms: bool, why: str) -> tuple[int, str]:

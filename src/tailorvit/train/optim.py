@@ -57,12 +57,15 @@ def without_drop_path(model: nn.Module) -> Iterator[None]:
 def float32_sums() -> Iterator[None]:
     """Partial sums of 16-bit matrix products in 32 bits: a weight's gradient sums over every token of a batch."""
     switches: Any = torch.backends.cuda.matmul
-    before = switches.allow_bf16_reduced_precision_reduction
-    switches.allow_bf16_reduced_precision_reduction = False
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = [getattr(switches, name) for name in names]
+    for name in names:
+        setattr(switches, name, False)
     try:
         yield
     finally:
-        switches.allow_bf16_reduced_precision_reduction = before
+        for name, value in zip(names, before, strict=True):
+            setattr(switches, name, value)
 
 
 def decays(name: str, parameter: Tensor) -> bool:

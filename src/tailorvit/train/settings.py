@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tailorvit.errors import TailorError
@@ -20,6 +20,7 @@ class TrainSettings:
 
     epochs: int = 30
     batch: int = 128  # 0 chooses by the number of images
+    accumulate: int = 1  # parts that the images of a step are taken in, their gradients added up, where memory is short
     lr: float = 1e-3  # after warm-up, whatever the batch
     min_lr: float = 1e-5
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # after warm-up
@@ -29,7 +30,7 @@ class TrainSettings:
     layer_decay: float = 1.0  # share of the learning rate that is left with every block before the last; 1: all of it
     drop_path: float = 0.0
     clip: float = 1.0  # largest gradient norm; 0 does not clip
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"  # auto: bf16 on a GPU that has it, else fp16
     rule: Literal["single_path", "sandwich"] = "single_path"
     paths: int = 1  # single_path only: parts of a batch, each through an architecture of its own
     distill: bool = False  # sandwich only: the others learn from the largest network's outputs too (BigNAS)
@@ -38,6 +39,9 @@ class TrainSettings:
     compile: bool = False  # torch.compile: plain networks whole, supernets of the ViT family block by block
     graphs: bool = True  # record steps as CUDA graphs where that is possible; no effect on a CPU
     augment: str = "auto"
+    class_weights: Literal["none", "balanced"] = "none"  # balanced: a label counts by the rarity of its class
+    keep: Literal["last", "best"] = "last"  # the weights of the last epoch, or of the best one on the search images
+    patience: int = 0  # with keep = "best": end after so many evaluations that found no better one; 0 never
     checkpoint_seconds: float = 20.0  # a kill loses this much, or a shorter epoch; 0 stores every epoch, none inside
 
     def __post_init__(self) -> None:
@@ -63,6 +67,9 @@ class TrainSettings:
             raise TailorError(f"train.checkpoint_seconds must be at least 0, not {self.checkpoint_seconds}.")
         if self.drop_path >= 1:
             raise TailorError(f"train.drop_path must be below 1, not {self.drop_path}.")
+        if self.accumulate < 1 or (self.accumulate > 1 and self.batch and self.batch // 2 < self.accumulate):
+            most = f" and leave every part two of the {self.batch} images" if self.accumulate > 1 else ""
+            raise TailorError(f"train.accumulate must be at least 1{most}, not {self.accumulate}.")
         if self.optimizer == "sgd" and self.freeze == "slice":
             raise TailorError("train.freeze = 'slice' needs AdamW: leave train.optimizer at 'adamw'.")
         if self.paths < 1 or (self.paths > 1 and self.rule != "single_path"):
@@ -73,12 +80,20 @@ class TrainSettings:
             raise TailorError(
                 f"train.paths = {self.paths} needs train.batch of at least {2 * self.paths}, not {self.batch}."
             )
+        if self.patience < 0 or (self.patience and self.keep != "best"):
+            raise TailorError(
+                f"train.patience must be 0, or more with train.keep = 'best', not {self.patience} with '{self.keep}'."
+            )
         for name in ("distill", "reg_largest_only"):
             if getattr(self, name) and self.rule != "sandwich":
                 raise TailorError(
                     f"train.{name} needs train.rule = 'sandwich', which trains the largest network every step, "
                     f"not '{self.rule}'."
                 )
+
+    def ending_last(self) -> TrainSettings:
+        """The same without a choice of the epoch: for trainings that only compare networks."""
+        return replace(self, keep="last", patience=0)
 
     def lr_at(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of a step: a pure function, so a resumed run needs no scheduler state."""

@@ -82,8 +82,10 @@ def paths_of(places: Sequence[int], paths: int, batch: int) -> dict[int, list[in
     return {path: [own[place] for place in of] for path, of in rows.items() if of[0] in own}
 
 
-def cannot_share(batch: int, paths: int = 1) -> str:
+def cannot_share(batch: int, paths: int = 1, accumulate: int = 1) -> str:
     """Why a batch cannot be dealt to all processes; empty where it can."""
+    if accumulate > 1:
+        return "train.accumulate takes a batch in parts, as several processes would"
     if batch // 2 < ranks.world():
         return f"a batch of {batch} has no part for each of {ranks.world()} processes"
     if paths > 1 and paths % ranks.world():
