@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tailorvit.errors import TailorError
@@ -39,6 +41,15 @@ def test_a_constant_learning_rate_stays():
     assert rates[:5] == sorted(rates[:5]) and rates[0] < 1e-5
     assert rates[5:] == [1e-5] * 15
     assert TrainSettings(epochs=4, lr=1e-5, warmup=0, schedule="constant").lr_at(0, 5) == 1e-5
+
+
+def test_a_linear_learning_rate_falls_by_the_same_step_to_its_end():
+    s = TrainSettings(epochs=5, lr=6e-5, min_lr=1e-5, warmup=1, schedule="linear")
+    rates = [s.lr_at(step, 4) for step in range(20)]
+    assert rates[:4] == sorted(rates[:4])
+    assert rates[3] == pytest.approx(6e-5) and rates[4] == pytest.approx(6e-5)
+    assert [a - b for a, b in pairwise(rates[4:])] == pytest.approx([5e-5 / 16] * 15)
+    assert s.lr_at(20, 4) == s.lr_at(10**6, 4) == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize(

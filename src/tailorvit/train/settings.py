@@ -14,7 +14,7 @@ WARMUP_LR = 1e-6  # where the warm-up starts
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """AdamW (or SGD) with warm-up and cosine; the defaults suit small images on a CPU."""
+    """AdamW (or SGD) with warm-up and a schedule; the defaults suit small images on a CPU."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by config.py
 
@@ -23,7 +23,7 @@ class TrainSettings:
     accumulate: int = 1  # parts that the images of a step are taken in, their gradients added up, where memory is short
     lr: float = 1e-3  # after warm-up, whatever the batch
     min_lr: float = 1e-5
-    schedule: Literal["cosine", "constant"] = "cosine"  # after warm-up
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # after warm-up
     warmup: float = 2.0  # epochs
     optimizer: Literal["adamw", "sgd"] = "adamw"
     weight_decay: float = 0.05
@@ -103,4 +103,6 @@ class TrainSettings:
         if self.schedule == "constant":
             return self.lr
         progress = (step - warm) / max(total - warm, 1)
+        if self.schedule == "linear":  # the "poly" schedule of power 1
+            return self.min_lr + (self.lr - self.min_lr) * (1 - min(progress, 1))
         return self.min_lr + 0.5 * (self.lr - self.min_lr) * (1 + math.cos(math.pi * min(progress, 1)))
