@@ -205,6 +205,7 @@ class LimitedSession:
     def __init__(self, space, **limits):
         self.limits, self.device, self.said = Limits.of(**limits), "cpu", []
         self.meter, self.run = Meter.for_space(space, self.limits), type("Run", (), dict.fromkeys(["measured"]))
+        self.measuring = {"device": "cpu"}
         self.run.record_measured = None
 
     def log_once(self, kind, text):
