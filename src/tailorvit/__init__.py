@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailorvit.api import Result, finetune, resume, run
+    from tailorvit.api import Result, Study, finetune, resume, run, study
     from tailorvit.arch import Arch
     from tailorvit.costs import Counter, Limits, Meter
     from tailorvit.data import open_data
@@ -38,6 +38,7 @@ _HOME = {
     "Network": "export",
     "Result": "api",
     "Space": "space",
+    "Study": "api",
     "TailorError": "errors",
     "cost": "lookup",
     "doctor": "lookup",
@@ -53,6 +54,7 @@ _HOME = {
     "resume": "api",
     "run": "api",
     "space_info": "lookup",
+    "study": "api",
     "write_report": "report",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "Network",
     "Result",
     "Space",
+    "Study",
     "TailorError",
     "cost",
     "doctor",
@@ -83,6 +86,7 @@ __all__ = [
     "resume",
     "run",
     "space_info",
+    "study",
     "write_report",
 ]
 

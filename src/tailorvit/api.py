@@ -35,6 +35,7 @@ from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError, out_of_memory
 from tailorvit.lookup import versions
 from tailorvit.methods import METHODS, default_start, schedule, tailor_plan, team
+from tailorvit.methods import study as studies
 from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
@@ -46,6 +47,7 @@ from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import preserved_state
 from tailorvit.runs import Run
 from tailorvit.runs.atomic import disk_full
+from tailorvit.runs.folder import RECIPE_SEAL
 from tailorvit.tiny import tiny as tiny_form
 from tailorvit.train.memory import MemoryNotice, reason
 from tailorvit.train.stopping import Stopped, stoppable
@@ -570,18 +572,15 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
     from tailorvit.report import write_report
 
     place = Path(folder)
+    if (begun := _study_begun(place)) is not None:
+        return study(_run_studied(place, begun), data=data, out=place, what=begun["what"], progress=progress)
     with Run.open(place) as record, preserved_state(), stoppable(), _to_go_on_with(record):
         if record.finished:
             if not (place / "report.html").exists():  # killed between the two
                 write_report(place)
             return _finished(record)
-        versions_then = record.info.get("versions")
-        versions_then = versions_then if isinstance(versions_then, dict) else {}
-        written_by = str(versions_then.get("tailorvit", "an older version"))
         _require_same_method(record)
-        config = configure(modernised(parse_recipe(record.recipe, str(place / "recipe.toml")), written_by))
-        source = str(data) if data is not None else source_of_run(config.data.source, record.info)
-        config = replace(config, data=replace(config.data, source=source))
+        config = _stored_config(record, data)
         splits = record.read_json("splits")
         start = read_start(config, place)
         copy_start(start, config, record)
@@ -593,6 +592,16 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
             _moved(plan.data, record)
         record.event("resume", "the run goes on")
         return _work(plan, record, progress)
+
+
+def _stored_config(record: Run, data: str | Path | None) -> Config:
+    """The config of a run from its recipe, with the place where its images lie now."""
+    versions_then = record.info.get("versions")
+    versions_then = versions_then if isinstance(versions_then, dict) else {}
+    written_by = str(versions_then.get("tailorvit", "an older version"))
+    config = configure(modernised(parse_recipe(record.recipe, str(record.folder / "recipe.toml")), written_by))
+    source = str(data) if data is not None else source_of_run(config.data.source, record.info)
+    return replace(config, data=replace(config.data, source=source))
 
 
 def _finished(record: Run) -> Result:
@@ -627,6 +636,17 @@ def _moved(data: Data, record: Run) -> None:
 
 def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
     """Run the method, write result and report."""
+    with _at_work(plan, record, mode) as session:
+        facts = run_method(team.begin(session))
+        facts = _with_changes(session, facts)
+        record.write_json("result", facts)
+        _report(session)
+        return Result(record.folder, facts)
+
+
+@contextlib.contextmanager
+def _at_work(plan: Plan, record: Run, mode: Mode | None) -> Iterator[Session]:
+    """A session for a piece of work; what ends it is stored, and said with how to go on."""
     import torch
 
     from tailorvit.report import write_report
@@ -637,11 +657,7 @@ def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
         torch.set_num_threads(plan.config.threads)
         with _memory_notices(session):
             _open_session(session)
-            facts = run_method(team.begin(session))
-            facts = _with_changes(session, facts)
-        record.write_json("result", facts)
-        _report(session)
-        return Result(record.folder, facts)
+            yield session
     except Exception as error:
         with contextlib.suppress(Exception):  # the first error is the one to show; a full disk would raise here too
             record.event("failed", str(error) if isinstance(error, TailorError) else f"{type(error).__name__}: {error}")
@@ -756,3 +772,137 @@ def _report(session: Session) -> None:
         write_report(session.run.folder)
     except Exception as error:
         session.log("warning", f"report.html could not be written ({type(error).__name__}: {error})")
+
+
+# -- study ------------------------------------------------------------------------------------------------------------
+
+
+class Study(Result):
+    """What study.json holds, as a mapping and as attributes, and the folder of the study."""
+
+    def summary(self) -> list[str]:
+        """Its tables in text."""
+        return [*studies.lines(self._facts), f"  folder {self.folder}"]
+
+
+def study(
+    run: str | Path,
+    *,
+    what: studies.What = "all",
+    count: int | None = None,
+    epochs: int | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    progress: Mode | None = None,
+) -> Study:
+    """Retrain the best network of each space of a finished run, and compare inherited, tuned and retrained networks.
+
+    The study has a folder of its own, RUN/study unless ``out`` names another; called again it goes on. The run stays
+    as it is, but for its report, which shows the study in RUN/study. ``data`` says where the run's images lie now.
+    """
+    if ranks.world() > 1:
+        raise TailorError("A study is the work of one process; start it without torchrun.")
+    place = Path(run)
+    folder = place / studies.STUDY if out is None else Path(out)
+    with Run.open(place, lock=False) as parent:
+        studies.require_studied(parent)
+        settings = _study_settings(folder, parent, what, count, epochs)
+        with preserved_state(), stoppable(), _study_record(folder, parent, settings, data) as (record, plan):
+            facts = record.read_json(studies.STUDY)
+            if plan is not None:
+                with _to_go_on_with(record), _at_work(plan, record, progress) as session:
+                    facts = studies.study(session, parent, settings)
+    if folder == place / studies.STUDY:
+        _report_on(place)
+    return Study(folder, facts)
+
+
+def _study_begun(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of the study it holds; None where it holds none."""
+    record, _ = Run.salvage(folder)
+    with record:
+        about = record.info.get(studies.STUDY)
+        return about if record.info.get("method") == studies.STUDY and isinstance(about, dict) else None
+
+
+def _run_studied(folder: Path, begun: Mapping[str, Any]) -> Path:
+    """The run of a study: the folder around it, which may have been moved with it, or the one it began with."""
+    return folder.resolve().parent if begun["inside"] else Path(begun["run"])
+
+
+def _study_settings(
+    folder: Path, parent: Run, what: studies.What, count: int | None, epochs: int | None
+) -> studies.StudySettings:
+    """The settings asked for, as far as a study that has begun allows it; its parts may become more."""
+    asked = studies.StudySettings(what, studies.COUNT if count is None else count, epochs)
+    begun = _study_begun(folder)
+    if begun is None:
+        return asked
+    if begun["of"] != _identity(parent):
+        raise TailorError(f"'{folder}' holds the study of another run, '{begun['run']}'; choose another folder (--out).")
+    for name, now in (("count", count), ("epochs", epochs)):
+        if now is not None and now != begun[name]:
+            before = "the recipe's" if begun[name] is None else begun[name]
+            raise TailorError(
+                f"The study in '{folder}' began with {name} {before}, not {now}; choose another folder (--out)."
+            )
+    both = what if what == begun["what"] else "all"
+    return studies.StudySettings(both, int(begun["count"]), begun["epochs"])
+
+
+def _identity(parent: Run) -> list[Any]:
+    """What tells one run from another, wherever it lies."""
+    return [parent.info.get("started"), parent.info.get(RECIPE_SEAL)]
+
+
+@contextlib.contextmanager
+def _study_record(
+    folder: Path, parent: Run, settings: studies.StudySettings, data: str | Path | None
+) -> Iterator[tuple[Run, Plan | None]]:
+    """The folder of a study, new or begun; with the plan of its work, or None where nothing is left to do."""
+    begun = _study_begun(folder)
+    about = {
+        "run": str(parent.folder.resolve()),
+        "inside": folder.resolve().parent == parent.folder.resolve(),
+        "of": _identity(parent),
+        **vars(settings),
+    }
+    if begun is not None:
+        with Run.open(folder) as record:
+            facts = record.read_json(studies.STUDY)
+            if isinstance(facts, dict) and settings.parts <= set(facts):
+                yield record, None
+                return
+            plan = _study_plan(parent, data)
+            record.info[studies.STUDY] = about
+            record.write_json("info", record.info)
+            record.event("resume", "the study goes on")
+            yield record, plan
+        return
+    Run.require_free(folder)
+    plan = _study_plan(parent, data)
+    info = {**_info(plan), "method": studies.STUDY, studies.STUDY: about}
+    with Run.create(folder, parent.recipe, info) as record:
+        yield record, plan
+
+
+def _study_plan(parent: Run, data: str | Path | None) -> Plan:
+    """The plan of a run as it was, with its splits; what only a run needs, such as its peers, is left out."""
+    splits = parent.read_json("splits")
+    if not isinstance(splits, dict):
+        raise TailorError(f"'{parent.folder}' has lost its splits.json, so its test images are not known.")
+    config = _stored_config(parent, data)
+    config = replace(config, baseline=False, start=replace(config.start, supernet=""))
+    plan = prepare(config, splits)
+    require_same_trunk(plan.data, parent.info)
+    return plan
+
+
+def _report_on(folder: Path) -> None:
+    """Write the page of a run anew; the study is safe by now, so a page that fails costs only itself."""
+    from tailorvit.report import write_report
+
+    try:
+        write_report(folder)
+    except Exception as error:
+        warnings.warn(f"report.html could not be written ({type(error).__name__}: {error})", stacklevel=2)

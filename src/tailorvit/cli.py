@@ -196,6 +196,35 @@ def finetune(
 
 
 @app.command()
+def study(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run of S4, S3 or AutoFormer.")],
+    what: Annotated[str, typer.Option(help="spaces, networks or all.")] = "all",
+    count: Annotated[int | None, typer.Option(help="Networks of the last space to compare (default: 10).")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Of each retraining (default: as many as the run's baseline had).")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Where the run's images lie now, if they were moved.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study (default: RUN/study).")] = None,
+    quiet: Quiet = False,
+    plain: Plain = False,
+) -> None:
+    """Retrain what a run found: its spaces' best networks; inherited against tuned and retrained weights."""
+    from tailorvit import api
+
+    _print_result(
+        lambda: api.study(
+            source,
+            what=what,  # type: ignore[arg-type]  # checked with the other settings
+            count=count,
+            epochs=epochs,
+            data=data,
+            out=out,
+            progress=_mode(quiet, plain),
+        )
+    )
+
+
+@app.command()
 def space(
     name: Annotated[str, typer.Argument(help="A space's name (see: tailorvit list spaces) or TOML file.")],
     classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
