@@ -407,14 +407,18 @@ def finetune(
     image_size: int | None = None,
     preset: str = "default",
     windows: Literal["scale", "keep"] | None = None,
+    beside: bool = False,
     seed: int | None = None,
     settings: Changes = (),
     tiny: bool = False,
     out: str | Path | None = None,
     progress: Mode | None = None,
 ) -> Result:
-    """Train a finished network on: other images, other classes, another resolution; writes a run of its own."""
-    options = (data, image_size, preset, windows, seed, settings, tiny)
+    """Train a finished network on: other images, other classes, another resolution; writes a run of its own.
+
+    With ``beside`` a linear probe on the frozen network and the same network from scratch are trained beside it.
+    """
+    options = (data, image_size, preset, windows, seed, settings, tiny, beside)
     return _led(lambda: _begin([Choice(finetune_recipe(network, *options))], out, progress))
 
 
@@ -427,6 +431,7 @@ def finetune_recipe(
     seed: int | None = None,
     settings: Changes = (),
     tiny: bool = False,
+    beside: bool = False,
 ) -> Config:
     """The config of a fine-tuning: the preset, then the options, then the settings."""
     base = preset(preset_name).recipe()
@@ -434,7 +439,11 @@ def finetune_recipe(
         base.pop("data", None)  # a paper's 384 px take more than seconds
     options: dict[str, Any] = {
         "method": "finetune",
-        "start": {"network": str(network), **({"windows": windows} if windows else {})},
+        "start": {
+            "network": str(network),
+            **({"windows": windows} if windows else {}),
+            **({"beside": True} if beside else {}),
+        },
         "data": {"source": str(data), **({"image_size": image_size} if image_size is not None else {})},
         **({"seed": seed} if seed is not None else {}),
     }
@@ -839,7 +848,9 @@ def _study_settings(
     if begun is None:
         return asked
     if begun["of"] != _identity(parent):
-        raise TailorError(f"'{folder}' holds the study of another run, '{begun['run']}'; choose another folder (--out).")
+        raise TailorError(
+            f"'{folder}' holds the study of another run, '{begun['run']}'; choose another folder (--out)."
+        )
     for name, now in (("count", count), ("epochs", epochs)):
         if now is not None and now != begun[name]:
             before = "the recipe's" if begun[name] is None else begun[name]

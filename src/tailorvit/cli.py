@@ -169,6 +169,9 @@ def finetune(
     image_size: Annotated[int | None, typer.Option(help="Side of the images (default: preset's or as it was).")] = None,
     preset: Annotated[str, typer.Option(help="How to train (see: tailorvit list presets).")] = "default",
     windows: Annotated[str | None, typer.Option(help="At another size attention windows scale or keep.")] = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Also a linear probe, and the same network from scratch.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
@@ -186,6 +189,7 @@ def finetune(
             image_size=image_size,
             preset=preset,
             windows=windows,  # type: ignore[arg-type]  # checked with the recipe
+            beside=beside,
             seed=seed,
             settings=sets or [],
             tiny=tiny,
@@ -208,7 +212,7 @@ def study(
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
-    """Retrain what a run found: its spaces' best networks; inherited against tuned and retrained weights."""
+    """Retrain the best of each space of a run; compare inherited, tuned, retrained weights."""
     from tailorvit import api
 
     _print_result(

@@ -294,7 +294,9 @@ def agreement(rows: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]
         a, b = (np.array([row[way]["test_accuracy"] for row in rows], dtype=np.float64) for way in (first, second))
         tau = estimate(band_taus(a, b, size, None, samples))
         gain = float((b - a).mean())
-        found.append({"first": first, "second": second, "tau": tau.value, "low": tau.low, "high": tau.high, "gain": gain})
+        found.append(
+            {"first": first, "second": second, "tau": tau.value, "low": tau.low, "high": tau.high, "gain": gain}
+        )
     return found
 
 
@@ -356,7 +358,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
     """The study in a few lines of text."""
     found = []
     if spaces := facts.get("spaces"):
-        found.append(f"The best network of each space, retrained for {facts['epochs']} epochs")
+        found.append(f"The best network of each space, retrained for {facts['epochs']} epoch(s)")
         found.append(f"  {'space':<6} {'parameters':>10} {'inherited':>10} {'retrained, test (95 % interval)':>33}")
         for row in spaces:
             if "problem" in row:
