@@ -31,6 +31,7 @@ from tailorvit.config import (
     to_toml,
 )
 from tailorvit.data import Data
+from tailorvit.data.memory import keep_copy, source_of
 from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError, out_of_memory
 from tailorvit.lookup import versions
@@ -42,12 +43,12 @@ from tailorvit.methods.first_space import auto_space
 from tailorvit.methods.follower import follow
 from tailorvit.methods.prepare import prepare, several_gpus
 from tailorvit.methods.session import CHANGED, SKIPPED, Plan, Session
+from tailorvit.methods.study_folder import open_study, run_studied, study_in, study_settings
 from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import preserved_state
 from tailorvit.runs import Run
 from tailorvit.runs.atomic import disk_full
-from tailorvit.runs.folder import RECIPE_SEAL
 from tailorvit.tiny import tiny as tiny_form
 from tailorvit.train.memory import MemoryNotice, reason
 from tailorvit.train.stopping import Stopped, stoppable
@@ -148,7 +149,7 @@ class Result(Mapping[str, Any]):
 def run(
     recipe: str | Path | None = None,
     *,
-    data: str | Path | None = None,
+    data: Any = None,
     start: str | Path | None = None,
     weights: str | Path | None = None,
     max_params: Size = None,
@@ -172,12 +173,14 @@ def run(
 
     The arguments are the options of ``tailorvit run``; ``settings`` changes recipe keys: ``{"train.epochs": 50}``.
     ``start`` is the pretrained network of ``--from``, such as ``timm:NAME``; ``from`` is a keyword in Python.
+    ``data`` may also be (images, labels), a torch Dataset, a DataFrame of files and classes, or a data set of Hugging
+    Face; the run keeps a copy of them.
     Everything that can be checked is checked before the folder is made.
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
     limits |= {"max_latency": max_latency, "max_memory": max_memory}
     options: dict[str, Any] = {
-        "data": data,
+        "data": _source(data),
         "start": start,
         "weights": weights,
         "front": front,
@@ -197,6 +200,7 @@ def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
     limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
     rest: dict[str, Any] = {k: v for k, v in options.items() if k in ("seed", "settings", "tiny")}
     options = {k: v for k, v in options.items() if k not in rest}
+    options["data"] = _source(options.get("data"))
     choices = _choices(recipe, {**options, "limits": limits}, rest)
 
     def attempt(choice: Choice) -> dict[str, Any]:
@@ -210,6 +214,10 @@ def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
 
     found, note = _first_that_works(choices, attempt)
     return {**found, "lines": [*([note] if note else []), *found["lines"]]}
+
+
+def _source(data: Any) -> str | None:
+    return None if data is None else source_of(data)
 
 
 def chosen_start(
@@ -346,8 +354,9 @@ def recipe_for(
         # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
-    if (full.get("start") or {}).get("network") == NONE:
-        full = {**full, "start": {k: v for k, v in full["start"].items() if k != "network"}}
+    begun = full.get("start")
+    if isinstance(begun, Mapping) and begun.get("network") == NONE:
+        full = {**full, "start": {k: v for k, v in begun.items() if k != "network"}}
     return configure(full)
 
 
@@ -403,7 +412,7 @@ def _brings_images(part: Mapping[str, Any]) -> bool:
 def finetune(
     network: str | Path,
     *,
-    data: str | Path,
+    data: Any,
     image_size: int | None = None,
     preset: str = "default",
     windows: Literal["scale", "keep"] | None = None,
@@ -418,7 +427,7 @@ def finetune(
 
     With ``beside`` a linear probe on the frozen network and the same network from scratch are trained beside it.
     """
-    options = (data, image_size, preset, windows, seed, settings, tiny, beside)
+    options = (source_of(data), image_size, preset, windows, seed, settings, tiny, beside)
     return _led(lambda: _begin([Choice(finetune_recipe(network, *options))], out, progress))
 
 
@@ -505,6 +514,7 @@ def _begin(choices: Sequence[Choice], out: str | Path | None, progress: Mode | N
         plan = ready.plan
         info = {**_info(plan), **({"note": note} if note else {})}
         with Run.create(ready.folder, to_toml(plan.config), info) as record, _to_go_on_with(record):
+            keep_copy(plan.config.data.source, record.folder)
             record.write_json("splits", plan.data.split_record())
             if ready.ahead is not None:
                 record.finish("plan", ready.ahead)
@@ -581,8 +591,8 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
     from tailorvit.report import write_report
 
     place = Path(folder)
-    if (begun := _study_begun(place)) is not None:
-        return study(_run_studied(place, begun), data=data, out=place, what=begun["what"], progress=progress)
+    if (begun := study_in(place)) is not None:
+        return study(run_studied(place, begun), what=begun["what"], data=data, out=place, progress=progress)
     with Run.open(place) as record, preserved_state(), stoppable(), _to_go_on_with(record):
         if record.finished:
             if not (place / "report.html").exists():  # killed between the two
@@ -609,7 +619,7 @@ def _stored_config(record: Run, data: str | Path | None) -> Config:
     versions_then = versions_then if isinstance(versions_then, dict) else {}
     written_by = str(versions_then.get("tailorvit", "an older version"))
     config = configure(modernised(parse_recipe(record.recipe, str(record.folder / "recipe.toml")), written_by))
-    source = str(data) if data is not None else source_of_run(config.data.source, record.info)
+    source = str(data) if data is not None else source_of_run(config.data.source, record.info, record.folder)
     return replace(config, data=replace(config.data, source=source))
 
 
@@ -815,86 +825,17 @@ def study(
     folder = place / studies.STUDY if out is None else Path(out)
     with Run.open(place, lock=False) as parent:
         studies.require_studied(parent)
-        settings = _study_settings(folder, parent, what, count, epochs)
-        with preserved_state(), stoppable(), _study_record(folder, parent, settings, data) as (record, plan):
-            facts = record.read_json(studies.STUDY)
-            if plan is not None:
+        settings = study_settings(folder, parent, what, count, epochs)
+        begun = open_study(folder, parent, settings, lambda: _study_plan(parent, data), _info)
+        with preserved_state(), stoppable(), begun as (record, plan):
+            if plan is None:
+                facts = dict(record.read_json(studies.STUDY) or {})
+            else:
                 with _to_go_on_with(record), _at_work(plan, record, progress) as session:
                     facts = studies.study(session, parent, settings)
-    if folder == place / studies.STUDY:
+    if folder.resolve() == place.resolve() / studies.STUDY:
         _report_on(place)
     return Study(folder, facts)
-
-
-def _study_begun(folder: Path) -> dict[str, Any] | None:
-    """What a folder says of the study it holds; None where it holds none."""
-    record, _ = Run.salvage(folder)
-    with record:
-        about = record.info.get(studies.STUDY)
-        return about if record.info.get("method") == studies.STUDY and isinstance(about, dict) else None
-
-
-def _run_studied(folder: Path, begun: Mapping[str, Any]) -> Path:
-    """The run of a study: the folder around it, which may have been moved with it, or the one it began with."""
-    return folder.resolve().parent if begun["inside"] else Path(begun["run"])
-
-
-def _study_settings(
-    folder: Path, parent: Run, what: studies.What, count: int | None, epochs: int | None
-) -> studies.StudySettings:
-    """The settings asked for, as far as a study that has begun allows it; its parts may become more."""
-    asked = studies.StudySettings(what, studies.COUNT if count is None else count, epochs)
-    begun = _study_begun(folder)
-    if begun is None:
-        return asked
-    if begun["of"] != _identity(parent):
-        raise TailorError(
-            f"'{folder}' holds the study of another run, '{begun['run']}'; choose another folder (--out)."
-        )
-    for name, now in (("count", count), ("epochs", epochs)):
-        if now is not None and now != begun[name]:
-            before = "the recipe's" if begun[name] is None else begun[name]
-            raise TailorError(
-                f"The study in '{folder}' began with {name} {before}, not {now}; choose another folder (--out)."
-            )
-    both = what if what == begun["what"] else "all"
-    return studies.StudySettings(both, int(begun["count"]), begun["epochs"])
-
-
-def _identity(parent: Run) -> list[Any]:
-    """What tells one run from another, wherever it lies."""
-    return [parent.info.get("started"), parent.info.get(RECIPE_SEAL)]
-
-
-@contextlib.contextmanager
-def _study_record(
-    folder: Path, parent: Run, settings: studies.StudySettings, data: str | Path | None
-) -> Iterator[tuple[Run, Plan | None]]:
-    """The folder of a study, new or begun; with the plan of its work, or None where nothing is left to do."""
-    begun = _study_begun(folder)
-    about = {
-        "run": str(parent.folder.resolve()),
-        "inside": folder.resolve().parent == parent.folder.resolve(),
-        "of": _identity(parent),
-        **vars(settings),
-    }
-    if begun is not None:
-        with Run.open(folder) as record:
-            facts = record.read_json(studies.STUDY)
-            if isinstance(facts, dict) and settings.parts <= set(facts):
-                yield record, None
-                return
-            plan = _study_plan(parent, data)
-            record.info[studies.STUDY] = about
-            record.write_json("info", record.info)
-            record.event("resume", "the study goes on")
-            yield record, plan
-        return
-    Run.require_free(folder)
-    plan = _study_plan(parent, data)
-    info = {**_info(plan), "method": studies.STUDY, studies.STUDY: about}
-    with Run.create(folder, parent.recipe, info) as record:
-        yield record, plan
 
 
 def _study_plan(parent: Run, data: str | Path | None) -> Plan:

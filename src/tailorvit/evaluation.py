@@ -165,16 +165,20 @@ def _named(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN]) + more
 
 
-def evaluate(network: str | Path, data: str | Path, *, split: str | None = None) -> Evaluation:
+def evaluate(network: str | Path, data: Any, *, split: str | None = None) -> Evaluation:
     """Evaluate a run folder, a network folder or an .onnx file on labelled data in any form that a run takes.
 
+    ``data`` may be objects too: arrays, a torch Dataset, a DataFrame, a data set of Hugging Face.
     ``split`` is a part of the data (train, val, test), ``all``, or a split of the network's run on the same data. By
     default it is the test split that the data brings, else all images. Classes are matched by name.
     """
     from sklearn.metrics import accuracy_score, confusion_matrix, precision_recall_fscore_support
 
+    from tailorvit.data.memory import source_of
+
+    data = source_of(data)
     classifier = load_classifier(network)
-    labelled = _read_data(str(data))
+    labelled = _read_data(data)
     chosen, ids, notes = _split(labelled, _run_splits(Path(network), labelled), split)
     labels, more = _class_numbers(labelled, ids, classifier.classes)
     truth, predicted, skipped = [], [], labelled.unreadable(chosen)
@@ -195,7 +199,7 @@ def evaluate(network: str | Path, data: str | Path, *, split: str | None = None)
     macro = precision_recall_fscore_support(truth, predicted, labels=present, average="macro", zero_division=0)
     return Evaluation(
         network=str(network),
-        data=str(data),
+        data=data,
         split=chosen,
         images=len(truth),
         accuracy=100 * float(accuracy_score(truth, predicted)),

@@ -14,7 +14,7 @@ from tailorvit.api import recipe_for
 from tailorvit.arch import Arch
 from tailorvit.config import recipe_names, to_toml
 from tailorvit.costs import Counter
-from tailorvit.methods.session import StageSink
+from tailorvit.methods.stages import StageSink
 from tailorvit.report import write_report
 from tailorvit.runs import Run
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import tailorvit
-from tailorvit import api
 from tailorvit.arch import Arch
 from tailorvit.data import open_data
 from tailorvit.errors import TailorError
 from tailorvit.families import family
-from tailorvit.methods.session import Session, StageSink, load_weights
+from tailorvit.methods.session import Session
+from tailorvit.methods.stages import StageSink, load_weights
 from tailorvit.methods.study import STUDY, WAYS, StudySettings, agreement, tuning
 from tailorvit.runs import Run
 from tailorvit.stats import kendall
@@ -46,7 +46,7 @@ def finished(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(finished, tmp_path_factory) -> api.Study:
+def whole(finished, tmp_path_factory) -> tailorvit.Study:
     """The uninterrupted study."""
     return tailorvit.study(finished, count=3, out=tmp_path_factory.mktemp("study") / "whole", **QUIET)
 
@@ -58,7 +58,7 @@ def run(finished, tmp_path) -> Path:
     return tmp_path / "run"
 
 
-def same(study: api.Study) -> dict:
+def same(study: tailorvit.Study) -> dict:
     return {k: v for k, v in study.items() if k != "seconds"}
 
 

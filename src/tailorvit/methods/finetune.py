@@ -311,8 +311,9 @@ def _beside(session: Session, start: StartingNetwork, arch: Arch) -> list[Peer]:
     if not session.config.start.beside:
         return []
     settings = session.config.final.train
-    costs = {k: v if k in ("latency", "memory") else int(v) for k, v in session.meter.costs(arch).items()}
-    costs = {**costs, "over": None}
+    counted = session.meter.costs(arch).items()
+    costs: dict[str, Any] = {k: v if k in ("latency", "memory") else int(v) for k, v in counted}
+    costs["over"] = None
     probe, penalty = linear_probe(session, start.resized(session.data, session.seed), f"peer-{PROBE}")
     session.log_once("probe", f"Linear probe: C = {penalty:g} was the best on the search images.")
     scratch = session.plain(arch, settings, f"peer-{SCRATCH}")

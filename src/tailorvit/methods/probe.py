@@ -26,7 +26,8 @@ def linear_probe(session: Session, model: PlainNetwork, stage: str) -> tuple[nn.
     """
     model = model.to(session.device).eval()
     if session.load_stage(model, stage):
-        return model.to(session.device).eval(), float(session.run.result(stage)["C"])
+        facts = dict(session.run.result(stage) or {})
+        return model.to(session.device).eval(), float(facts["C"])
     with session.timed(stage):
         x, y = pooled(model, session.data.eval_batches("train", session.config.evaluate.batch), session.device)
         seen, truth = pooled(model, session.search_batches(), session.device)

@@ -21,7 +21,8 @@ from tailorvit.arch import Arch
 from tailorvit.costs.meter import Meter
 from tailorvit.errors import InfeasibleError, TailorError, unknown
 from tailorvit.methods.finish import baseline_training, inherited_network, percent, tuning_start
-from tailorvit.methods.session import Batches, Session, Supernet, load_weights
+from tailorvit.methods.session import Batches, Session, Supernet
+from tailorvit.methods.stages import load_weights
 from tailorvit.proxies.ranking import estimate, resamples
 from tailorvit.rng import generator, seed_everything
 from tailorvit.runs import Run
