@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailorvit.api import Result, finetune, resume, run
+    from tailorvit.api import Result, Study, finetune, resume, run, study
     from tailorvit.arch import Arch
     from tailorvit.costs import Counter, Limits, Meter
     from tailorvit.data import open_data
@@ -41,6 +41,7 @@ _HOME = {
     "Network": "export",
     "Result": "api",
     "Space": "space",
+    "Study": "api",
     "TailorError": "errors",
     "TaskResult": "downstream",
     "TrainedTask": "tasks.saved",
@@ -59,6 +60,7 @@ _HOME = {
     "resume": "api",
     "run": "api",
     "space_info": "lookup",
+    "study": "api",
     "work": "downstream",
     "write_report": "report",
 }
@@ -75,6 +77,7 @@ __all__ = [
     "Network",
     "Result",
     "Space",
+    "Study",
     "TailorError",
     "TaskResult",
     "TrainedTask",
@@ -93,6 +96,7 @@ __all__ = [
     "resume",
     "run",
     "space_info",
+    "study",
     "work",
     "write_report",
 ]

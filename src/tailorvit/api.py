@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from tailorvit.data.memory import keep_copy, source_of
 from tailorvit.data.sources import source_of_run
 from tailorvit.errors import TailorError
 from tailorvit.methods import METHODS, default_start, schedule, tailor_plan, team
+from tailorvit.methods import study as studies
 from tailorvit.methods.contest import after_contest
 from tailorvit.methods.finetune import copy_start, preset, read_start
 from tailorvit.methods.first_space import auto_space
@@ -39,6 +41,7 @@ from tailorvit.methods.follower import follow
 from tailorvit.methods.latency import as_begun, keep_table, say_clock
 from tailorvit.methods.prepare import prepare, several_gpus
 from tailorvit.methods.session import CHANGED, SKIPPED, Plan, Session
+from tailorvit.methods.study_folder import open_study, run_studied, study_in, study_settings
 from tailorvit.methods.trunk import require_same_trunk
 from tailorvit.progress import Mode, make_progress
 from tailorvit.rng import preserved_state
@@ -399,14 +402,18 @@ def finetune(
     image_size: int | None = None,
     preset: str = "default",
     windows: Literal["scale", "keep"] | None = None,
+    beside: bool = False,
     seed: int | None = None,
     settings: Changes = (),
     tiny: bool = False,
     out: str | Path | None = None,
     progress: Mode | None = None,
 ) -> Result:
-    """Train a finished network on: other images, other classes, another resolution; writes a run of its own."""
-    options = (source_of(data), image_size, preset, windows, seed, settings, tiny)
+    """Train a finished network on: other images, other classes, another resolution; writes a run of its own.
+
+    With ``beside`` a linear probe on the frozen network and the same network from scratch are trained beside it.
+    """
+    options = (source_of(data), image_size, preset, windows, seed, settings, tiny, beside)
     return _led(lambda: _begin([Choice(finetune_recipe(network, *options))], out, progress))
 
 
@@ -419,6 +426,7 @@ def finetune_recipe(
     seed: int | None = None,
     settings: Changes = (),
     tiny: bool = False,
+    beside: bool = False,
 ) -> Config:
     """The config of a fine-tuning: the preset, then the options, then the settings."""
     base = preset(preset_name).recipe()
@@ -426,7 +434,11 @@ def finetune_recipe(
         base.pop("data", None)  # a paper's 384 px take more than seconds
     options: dict[str, Any] = {
         "method": "finetune",
-        "start": {"network": str(network), **({"windows": windows} if windows else {})},
+        "start": {
+            "network": str(network),
+            **({"windows": windows} if windows else {}),
+            **({"beside": True} if beside else {}),
+        },
         "data": {"source": str(data), **({"image_size": image_size} if image_size is not None else {})},
         **({"seed": seed} if seed is not None else {}),
     }
@@ -545,19 +557,16 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
     from tailorvit.report import write_report
 
     place = Path(folder)
+    if (begun := study_in(place)) is not None:
+        return study(run_studied(place, begun), what=begun["what"], data=data, out=place, progress=progress)
     with Run.open(place) as record, preserved_state(), stoppable(), guard.to_go_on_with(record):
         if record.finished:
             if not (place / "report.html").exists():  # killed between the two
                 write_report(place)
             found: Result = Result.finished(record)
             return found
-        versions_then = record.info.get("versions")
-        versions_then = versions_then if isinstance(versions_then, dict) else {}
-        written_by = str(versions_then.get("tailorvit", "an older version"))
         _require_same_method(record)
-        config = configure(modernised(parse_recipe(record.recipe, str(place / "recipe.toml")), written_by))
-        source = str(data) if data is not None else source_of_run(config.data.source, record.info, place)
-        config = replace(config, data=replace(config.data, source=source))
+        config = _stored_config(record, data)
         splits = record.read_json("splits")
         start = read_start(config, place)
         copy_start(start, config, record)
@@ -572,6 +581,16 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
         return _work(plan, record, progress)
 
 
+def _stored_config(record: Run, data: str | Path | None) -> Config:
+    """The config of a run from its recipe, with the place where its images lie now."""
+    versions_then = record.info.get("versions")
+    versions_then = versions_then if isinstance(versions_then, dict) else {}
+    written_by = str(versions_then.get("tailorvit", "an older version"))
+    config = configure(modernised(parse_recipe(record.recipe, str(record.folder / "recipe.toml")), written_by))
+    source = str(data) if data is not None else source_of_run(config.data.source, record.info, record.folder)
+    return replace(config, data=replace(config.data, source=source))
+
+
 def _require_same_method(record: Run) -> None:
     """What one method has stored would mean something else to another."""
     begun, found = record.info.get("method"), parse_recipe(record.recipe, "recipe.toml").get("method", "s4")
@@ -581,6 +600,17 @@ def _require_same_method(record: Run) -> None:
 
 def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
     """Run the method, write result and report."""
+    with _at_work(plan, record, mode) as session:
+        facts = run_method(team.begin(session))
+        facts = _with_changes(session, facts)
+        record.write_json("result", facts)
+        guard.report_on(session)
+        return Result(record.folder, facts)
+
+
+@contextlib.contextmanager
+def _at_work(plan: Plan, record: Run, mode: Mode | None) -> Iterator[Session]:
+    """A session for a piece of work; what ends it is stored, and said with how to go on."""
     import torch
 
     progress = make_progress(mode)
@@ -589,11 +619,7 @@ def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
         torch.set_num_threads(plan.config.threads)
         with guard.memory_notices(session):
             _open_session(session)
-            facts = run_method(team.begin(session))
-            facts = _with_changes(session, facts)
-        record.write_json("result", facts)
-        guard.report_on(session)
-        return Result(record.folder, facts)
+            yield session
 
 
 def _with_changes(session: Session, facts: dict[str, Any]) -> dict[str, Any]:
@@ -646,3 +672,70 @@ def _opening(session: Session) -> str:
         f"{n['search']} search / {n['test']} test images at {high}x{wide} px{trunk}; {count}, the largest with "
         f"{units.show(meter.most('params', space))} parameters; {meter.limits.describe()}."
     )
+
+
+# -- study ------------------------------------------------------------------------------------------------------------
+
+
+class Study(Result):
+    """What study.json holds, as a mapping and as attributes, and the folder of the study."""
+
+    def summary(self) -> list[str]:
+        """Its tables in text."""
+        return [*studies.lines(self._facts), f"  folder {self.folder}"]
+
+
+def study(
+    run: str | Path,
+    *,
+    what: studies.What = "all",
+    count: int | None = None,
+    epochs: int | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    progress: Mode | None = None,
+) -> Study:
+    """Retrain the best network of each space of a finished run, and compare inherited, tuned and retrained networks.
+
+    The study has a folder of its own, RUN/study unless ``out`` names another; called again it goes on. The run stays
+    as it is, but for its report, which shows the study in RUN/study. ``data`` says where the run's images lie now.
+    """
+    if ranks.world() > 1:
+        raise TailorError("A study is the work of one process; start it without torchrun.")
+    place = Path(run)
+    folder = place / studies.STUDY if out is None else Path(out)
+    with Run.open(place, lock=False) as parent:
+        studies.require_studied(parent)
+        settings = study_settings(folder, parent, what, count, epochs)
+        begun = open_study(folder, parent, settings, lambda: _study_plan(parent, data), _info)
+        with preserved_state(), stoppable(), begun as (record, plan):
+            if plan is None:
+                facts = dict(record.read_json(studies.STUDY) or {})
+            else:
+                with guard.to_go_on_with(record), _at_work(plan, record, progress) as session:
+                    facts = studies.study(session, parent, settings)
+    if folder.resolve() == place.resolve() / studies.STUDY:
+        _report_on(place)
+    return Study(folder, facts)
+
+
+def _study_plan(parent: Run, data: str | Path | None) -> Plan:
+    """The plan of a run as it was, with its splits; what only a run needs, such as its peers, is left out."""
+    splits = parent.read_json("splits")
+    if not isinstance(splits, dict):
+        raise TailorError(f"'{parent.folder}' has lost its splits.json, so its test images are not known.")
+    config = _stored_config(parent, data)
+    config = replace(config, baseline=False, start=replace(config.start, supernet=""))
+    plan = prepare(config, splits)
+    require_same_trunk(plan.data, parent.info)
+    return plan
+
+
+def _report_on(folder: Path) -> None:
+    """Write the page of a run anew; the study is safe by now, so a page that fails costs only itself."""
+    from tailorvit.report import write_report
+
+    try:
+        write_report(folder)
+    except Exception as error:
+        warnings.warn(f"report.html could not be written ({type(error).__name__}: {error})", stacklevel=2)

@@ -175,6 +175,9 @@ def finetune(
     image_size: Annotated[int | None, typer.Option(help="Side of the images (default: preset's or as it was).")] = None,
     preset: Annotated[str, typer.Option(help="How to train (see: tailorvit list presets).")] = "default",
     windows: Annotated[str | None, typer.Option(help="At another size attention windows scale or keep.")] = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Also a linear probe, and the same network from scratch.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one under runs/).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
@@ -192,6 +195,7 @@ def finetune(
             image_size=image_size,
             preset=preset,
             windows=windows,  # type: ignore[arg-type]  # checked with the recipe
+            beside=beside,
             seed=seed,
             settings=sets or [],
             tiny=tiny,
@@ -247,6 +251,35 @@ def _task(name: str) -> Callable[..., None]:
 app.command("detect", help="Make a network the backbone of a detector: boxes, and masks, of objects.")(_task("detect"))
 app.command("segment", help="Make a network the backbone of a segmenter: a class for every pixel.")(_task("segment"))
 app.command("answer", help="Make a network the backbone of one that answers questions about images.")(_task("answer"))
+
+
+@app.command()
+def study(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run of S4, S3 or AutoFormer.")],
+    what: Annotated[str, typer.Option(help="spaces, networks or all.")] = "all",
+    count: Annotated[int | None, typer.Option(help="Networks of the last space to compare (default: 10).")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Of each retraining (default: as many as the run's baseline had).")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Where the run's images lie now, if they were moved.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study (default: RUN/study).")] = None,
+    quiet: Quiet = False,
+    plain: Plain = False,
+) -> None:
+    """Retrain the best of each space of a run; compare inherited, tuned, retrained weights."""
+    from tailorvit import api
+
+    _print_result(
+        lambda: api.study(
+            source,
+            what=what,  # type: ignore[arg-type]  # checked with the other settings
+            count=count,
+            epochs=epochs,
+            data=data,
+            out=out,
+            progress=_mode(quiet, plain),
+        )
+    )
 
 
 @app.command()

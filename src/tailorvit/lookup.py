@@ -252,6 +252,7 @@ EXTRAS = {
     "front": ("pymoo",),
     "hf": ("datasets", "transformers"),
     "shards": ("pyarrow", "webdataset"),
+    "tasks": ("pycocotools", "transformers"),
     "tensorboard": ("tensorboard",),
 }
 
@@ -270,7 +271,7 @@ def version(package: str) -> str:
 
 def versions() -> dict[str, str]:
     """The versions a result depends on."""
-    names = ("tailorvit", "torch", "torchvision", "timm", "numpy", "pydantic", "scikit-learn", "pymoo")
+    names = ("tailorvit", "torch", "torchvision", "timm", "numpy", "pydantic", "scikit-learn", "pymoo", "onnxruntime")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 

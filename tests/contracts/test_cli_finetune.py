@@ -68,3 +68,9 @@ def test_mistakes(call, finished, tmp_path):
     assert not (tmp_path / "never").exists()
     code, _, wrong = call("finetune", finished)
     assert code == 2 and "--data" in wrong
+
+
+def test_a_study_of_a_run_without_a_supernet_is_refused(call, finished):
+    refused(call("study", finished, "-q"), "method 'fixed'", "s4, s3, autoformer")
+    refused(call("study", finished, "--what", "nothing"), "method 'fixed'")
+    assert not (finished / "study").exists()

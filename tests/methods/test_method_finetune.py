@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 
 import tailorvit
 from tailorvit import api
@@ -20,7 +21,9 @@ from tailorvit.data import open_data
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.export import Card, export, load, save_network
 from tailorvit.families import family
-from tailorvit.methods.finetune import COPY, StartingNetwork, read_start
+from tailorvit.methods.finetune import COPY, PROBE, SCRATCH, StartingNetwork, read_start
+from tailorvit.methods.prepare import prepare
+from tailorvit.methods.probe import PENALTIES, regression
 from tailorvit.report import compare, write_report
 from tailorvit.runs import Run
 from tailorvit.train import accuracy
@@ -222,3 +225,58 @@ def test_a_card_that_does_not_fit_its_network_is_refused(base, tmp_path):
     (tmp_path / "net" / "network.json").write_text(json.dumps(card))
     with pytest.raises(TailorError, match="is not the vit its card describes: 'embed' is 24"):
         tuned(tmp_path / "net", tmp_path / "run")
+
+
+# -- beside -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_and_a_training_from_scratch_stand_beside(base, tmp_path):
+    result = tuned(base, tmp_path / "run", data="digits", beside=True, settings=[*SETS, "data.limit=300"])
+    probe, scratch = result["peers"]
+    assert (probe["name"], probe["epochs"]) == (PROBE, 0) and (scratch["name"], scratch["epochs"]) == (SCRATCH, 2)
+    assert probe["test_accuracy"] > 60, "a regression on features of a network that knows digits"
+    assert scratch["test_accuracy"] < probe["test_accuracy"]
+    assert probe["gap"]["difference"] == pytest.approx(probe["test_accuracy"] - result["test_accuracy"])
+    lines = result.summary()
+    assert any(line.startswith(f"  {PROBE}: ") for line in lines) and any(SCRATCH in line for line in lines)
+    with Run.open(tmp_path / "run", lock=False) as run:
+        weights = run.load_checkpoint(f"peer-{PROBE}")[0]
+        assert run.result(f"peer-{PROBE}")["C"] in PENALTIES
+        assert len(run.epochs(f"peer-{SCRATCH}")) == len(run.epochs("final")) == 2
+    before = load(base).model.state_dict()
+    changed = {k for k, v in before.items() if not torch.equal(v, weights[f"model/{k}"])}
+    assert changed == {"head.weight", "head.bias"}, "the network itself is frozen"
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<b>Beside:</b> linear probe (" in page and "of timm" not in page
+    (tmp_path / "run" / "result.json").unlink()
+    again = api.resume(tmp_path / "run", **QUIET)
+    assert again["peers"] == result["peers"]
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_regression_of_a_probe_is_that_of_the_library(classes):
+    """Also with two classes, with one that has no training image, and with features of any scale."""
+    rng = np.random.default_rng(classes)
+    y, truth = rng.integers(0, classes, 120), rng.integers(0, classes, 60)
+    centres = rng.normal(size=(classes, 6)) * 30
+
+    def features(labels):
+        return centres[labels] + rng.normal(size=(len(labels), 6)) * 12 + 500
+
+    x, seen = features(y), features(truth)
+    weight, bias, penalty = regression(x, y, seen, truth, classes + 1)
+    mean, std = x.mean(0), x.std(0)
+    right = {
+        c: (LogisticRegression(C=c, max_iter=1000).fit((x - mean) / std, y).predict((seen - mean) / std) == truth).sum()
+        for c in PENALTIES
+    }
+    assert right[penalty] == max(right.values()) == ((seen @ weight.T + bias).argmax(1) == truth).sum()
+    library = LogisticRegression(C=penalty, max_iter=1000).fit((x - mean) / std, y).predict_proba((seen - mean) / std)
+    logits = seen @ weight.T + bias
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    assert np.allclose((shares / shares.sum(1, keepdims=True))[:, :classes], library, atol=1e-6)
+
+
+def test_beside_is_for_a_fine_tuning():
+    with pytest.raises(TailorError, match=r"start\.beside goes with method 'finetune', not with 's4'"):
+        prepare(configure({"start": {"beside": True}}))

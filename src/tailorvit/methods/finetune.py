@@ -33,9 +33,11 @@ from tailorvit.train import accuracy
 
 if TYPE_CHECKING:
     from tailorvit.config import Config
+    from tailorvit.methods.peers import Peer
     from tailorvit.methods.session import Session
     from tailorvit.methods.tailor import PretrainedStart
 
+PROBE, SCRATCH = "linear-probe", "training-from-scratch"  # trained beside, as result.json names them
 COPY = "start"  # folder in the run that holds the starting network; a resumed run needs no other
 
 
@@ -48,6 +50,7 @@ class StartSettings:
     network: str = ""  # finetune: folder of a finished run, or with network.json; tailor: timm:NAME, a file, ...
     weights: str = ""  # method tailor: a local copy of the network's weight file; nothing is downloaded
     windows: Literal["scale", "keep"] = "scale"  # at another image size: windows grow with the image, or stay
+    beside: bool = False  # finetune: also a linear probe on the frozen network, and the same network from scratch
     supernet: str = ""  # methods autoformer, bignas, hat: a released supernet's file, searched without training
 
     def __post_init__(self) -> None:
@@ -285,7 +288,7 @@ def finetune(session: Session) -> dict[str, Any]:
     trial = session.trial(Candidate(arch, "given"), session.search_accuracy(model), 0)
     # Where a full disk refused the weights, finish trains again, and must not begin with random ones.
     again = start.resized(session.data, session.seed, settings.drop_path)
-    result = finish(session, [trial], None, again, given=True)
+    result = finish(session, [trial], None, again, given=True, beside=_beside(session, start, arch))
     facts: dict[str, Any] = {
         "network": session.config.start.network,
         "sha256": start.checksum,
@@ -298,6 +301,26 @@ def finetune(session: Session) -> dict[str, Any]:
         facts["search_accuracy"] = session.search_accuracy(untuned)
         facts["test_accuracy"] = accuracy(untuned, session.batches("test"), session.device)
     return {**result, "final": "finetune", "start": facts}
+
+
+def _beside(session: Session, start: StartingNetwork, arch: Arch) -> list[Peer]:
+    """What the tuning is measured by, where the recipe asks for it: a linear probe, and no first training at all."""
+    from tailorvit.methods.peers import Peer
+    from tailorvit.methods.probe import linear_probe
+
+    if not session.config.start.beside:
+        return []
+    settings = session.config.final.train
+    counted = session.meter.costs(arch).items()
+    costs: dict[str, Any] = {k: v if k in ("latency", "memory") else int(v) for k, v in counted}
+    costs["over"] = None
+    probe, penalty = linear_probe(session, start.resized(session.data, session.seed), f"peer-{PROBE}")
+    session.log_once("probe", f"Linear probe: C = {penalty:g} was the best on the search images.")
+    scratch = session.plain(arch, settings, f"peer-{SCRATCH}")
+    return [
+        Peer(PROBE, costs, 0, probe, session.search_accuracy(probe)),
+        Peer(SCRATCH, costs, settings.epochs, scratch, session.search_accuracy(scratch)),
+    ]
 
 
 def _opening(session: Session, start: StartingNetwork, same: bool) -> str:

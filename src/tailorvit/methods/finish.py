@@ -229,16 +229,25 @@ def final_network(
     how, settings = session.config.final.how, session.config.final.train
     if supernet is None or how == "retrain":
         return session.plain(arch, settings, stage, start, teacher)
-    inherited = session.family.extract(supernet.model(), arch)
     if how == "inherit":
-        if shared_statistics(supernet.model()):
-            batches = session.train_batches(settings, f"{stage} statistics").iterate(0, STATISTICS)
-            measured(inherited, (batch.x.to(session.device) for batch in batches))
-        return inherited.eval()
-    # Built anew, for the drop path of the last training: an extracted network has the supernet's.
-    tuned = session.build(arch, settings.drop_path)
-    tuned.load_state_dict(inherited.state_dict())
-    return session.plain(arch, settings, stage, tuned, teacher)
+        return inherited_network(session, supernet, arch, stage)
+    return session.plain(arch, settings, stage, tuning_start(session, supernet, arch, settings.drop_path), teacher)
+
+
+def inherited_network(session: Session, supernet: Supernet, arch: Arch, stage: str) -> nn.Module:
+    """A part of a supernet as it is; batch statistics, which its training did not keep, are measured."""
+    inherited = session.family.extract(supernet.model(), arch)
+    if shared_statistics(supernet.model()):
+        batches = session.train_batches(session.config.final.train, f"{stage} statistics").iterate(0, STATISTICS)
+        measured(inherited, (batch.x.to(session.device) for batch in batches))
+    return inherited.eval()
+
+
+def tuning_start(session: Session, supernet: Supernet, arch: Arch, drop_path: float) -> nn.Module:
+    """A part of a supernet to be trained on, built anew for its drop path: an extracted network has the supernet's."""
+    tuned = session.build(arch, drop_path)
+    tuned.load_state_dict(session.family.extract(supernet.model(), arch).state_dict())
+    return tuned
 
 
 def _train_baseline(session: Session, supernet: Supernet | None) -> Finished | None:

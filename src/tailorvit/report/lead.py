@@ -74,7 +74,8 @@ def _others(facts: Facts) -> Iterator[Other]:
     if peers:
         peer, accuracy = max(peers, key=lambda row: row[1])
         over = ", over the limit" if peer.over else ""
-        yield Other(f"{clean(peer.short, 60)} of timm{over}", accuracy, peer.gap.clear)
+        name = f"{clean(peer.short, 60)} of timm" if peer.of_timm else f"the {clean(peer.short, 60)}"
+        yield Other(f"{name}{over}", accuracy, peer.gap.clear)
 
 
 def _compared(found: float, other: Other) -> str:

@@ -10,7 +10,19 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from tailorvit.report import checks, contest, network, reproduce, result, search, space, tailored, tasked, training
+from tailorvit.report import (
+    checks,
+    contest,
+    network,
+    reproduce,
+    result,
+    search,
+    space,
+    study,
+    tailored,
+    tasked,
+    training,
+)
 from tailorvit.report.charts import Figure
 from tailorvit.report.lead import lead
 from tailorvit.report.markup import STYLE, cell, soft, tidy
@@ -34,6 +46,7 @@ SECTIONS = (
     Section("contest", "Contest", "The contest", contest.section, contest.figures, contest.there),
     Section("space", "Space", "The search space", space.section, space.figures, space.there),
     Section("search", "Search", "The search", search.section, search.figures, search.there),
+    Section("study", "Study", "The study of this run", study.section, study.figures, study.there),
     Section("network", "Network", "The network", network.section, network.figures),
     Section("training", "Training", "Training and test", training.section, training.figures),
     Section("checks", "Checks", "Checks of this run", checks.section, checks.figures),

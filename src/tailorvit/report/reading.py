@@ -63,6 +63,7 @@ from tailorvit.report.fields import (
 )
 from tailorvit.report.latency_facts import LatencyBy
 from tailorvit.report.snapshot import DATABASE, snapshot
+from tailorvit.report.study_facts import Study, read_study
 from tailorvit.report.tailored_facts import FIRST, WHOLE, SizeCut, WholeNetwork, size_cuts
 from tailorvit.runs import Run
 from tailorvit.runs.database import Database
@@ -160,7 +161,7 @@ class Gap(_Part):
 
 
 class Peer(Network):
-    """A network that was trained beside: a model of timm, or the whole network that was cut."""
+    """A network trained beside: of timm, the whole network that was cut, or the one tuned in another way."""
 
     over: Text = ""  # the limit that it breaks
     problem: Text = ""
@@ -169,12 +170,18 @@ class Peer(Network):
     @property
     def short(self) -> str:
         """Its name without where it comes from, or what was done with it."""
-        return "whole network" if self.whole else trim(self.name.removeprefix("timm:"), 60) or "peer"
+        name = self.name.removeprefix("timm:") if self.of_timm else self.name.replace("-", " ")
+        return "whole network" if self.whole else trim(name, 60) or "peer"
 
     @property
     def whole(self) -> bool:
         """Whether it is the whole network that was cut, and no model of timm."""
         return self.name == WHOLE
+
+    @property
+    def of_timm(self) -> bool:
+        """Whether it is a model of timm."""
+        return self.name.startswith("timm:")
 
 
 class Block(_Part):
@@ -679,6 +686,7 @@ class Facts:
     events: tuple[Event, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)  # the recipe, parsed
     place: str = ""  # the folder as a command on this machine takes it
+    study: Study = Study()  # of the run, in a folder of its own
     task: Mapping[str, Any] = field(default_factory=dict)  # of a task's run: result.json as it is
     pictures: Sequence[Any] = ()  # and its pictures
 
@@ -855,7 +863,7 @@ def collect(folder: Path) -> Facts:
         except TailorError as error:
             raise TailorError(str(error).replace(str(copy), str(folder))) from error
     missing = tuple(s.replace(str(copy), str(folder)) for s in facts.missing)
-    return replace(facts, folder=folder.resolve().name, missing=missing, place=_place(folder))
+    return replace(facts, folder=folder.resolve().name, missing=missing, place=_place(folder), study=read_study(folder))
 
 
 def _place(folder: Path) -> str:

@@ -213,7 +213,8 @@ def _story(facts: Facts) -> str:
         "Choice": facts.result.why if facts.result.candidates[1:] else "",
         "Whole network": _beside([p for p in facts.result.peers if p.whole], ""),
         "First blocks" if facts.tailored else "Baseline": _compared(facts),
-        "Peers": _beside([p for p in facts.result.peers if not p.whole], _OF_TIMM),
+        "Beside": _beside([p for p in facts.result.peers if not p.whole and not p.of_timm], ""),
+        "Peers": _beside([p for p in facts.result.peers if p.of_timm], _OF_TIMM),
         "Method": _method(facts),
     }
     return "".join(f"<p><b>{name}:</b> {cell(words)}</p>\n" for name, words in parts.items() if words)
@@ -246,7 +247,8 @@ def _found(facts: Facts) -> str:
         best = max(better, key=lambda p: p.test_accuracy or 0.0)
         over = ", over the limit," if best.over else ""
         figures = f"{percent(best.test_accuracy)} of the test images against {percent(result.test_accuracy)}"
-        words.insert(0, f"{best.name}{over} was better than the network delivered: {figures}. Delivered is")
+        name = best.name if best.of_timm else f"the {best.short}"
+        words.insert(0, f"{name}{over} was better than the network delivered: {figures}. Delivered is")
     if trunk.params is not None or trunk.source:
         source = f" {clean(trunk.source)}" if trunk.source else ""
         words.append(
