@@ -15,7 +15,7 @@ import tailorvit
 from tailorvit import api
 from tailorvit.errors import TailorError
 from tailorvit.lookup import list_runs, run_lines
-from tailorvit.methods.session import StageSink
+from tailorvit.methods.stages import StageSink
 
 QUICK_TUNING = {"train.epochs": 1, "data.limit": 60, "analysis.images": 0, "analysis.mistakes": 0}
 QUICK = {**QUICK_TUNING, "method": "fixed", "train.batch": 200, "baseline": False, "threads": 1}

@@ -31,6 +31,7 @@ from tailorvit.config import (
     to_toml,
 )
 from tailorvit.data import Data
+from tailorvit.data.memory import keep_copy, source_of
 from tailorvit.data.sources import absolute_path, source_of_run
 from tailorvit.errors import TailorError, out_of_memory
 from tailorvit.lookup import versions
@@ -146,7 +147,7 @@ class Result(Mapping[str, Any]):
 def run(
     recipe: str | Path | None = None,
     *,
-    data: str | Path | None = None,
+    data: Any = None,
     start: str | Path | None = None,
     weights: str | Path | None = None,
     max_params: Size = None,
@@ -170,12 +171,14 @@ def run(
 
     The arguments are the options of ``tailorvit run``; ``settings`` changes recipe keys: ``{"train.epochs": 50}``.
     ``start`` is the pretrained network of ``--from``, such as ``timm:NAME``; ``from`` is a keyword in Python.
+    ``data`` may also be (images, labels), a torch Dataset, a DataFrame of files and classes, or a data set of Hugging
+    Face; the run keeps a copy of them.
     Everything that can be checked is checked before the folder is made.
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
     limits |= {"max_latency": max_latency, "max_memory": max_memory}
     options: dict[str, Any] = {
-        "data": data,
+        "data": _source(data),
         "start": start,
         "weights": weights,
         "front": front,
@@ -195,6 +198,7 @@ def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
     limits = {k: options.pop(k) for k in list(options) if k.startswith(("max_", "min_"))}
     rest: dict[str, Any] = {k: v for k, v in options.items() if k in ("seed", "settings", "tiny")}
     options = {k: v for k, v in options.items() if k not in rest}
+    options["data"] = _source(options.get("data"))
     choices = _choices(recipe, {**options, "limits": limits}, rest)
 
     def attempt(choice: Choice) -> dict[str, Any]:
@@ -208,6 +212,10 @@ def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
 
     found, note = _first_that_works(choices, attempt)
     return {**found, "lines": [*([note] if note else []), *found["lines"]]}
+
+
+def _source(data: Any) -> str | None:
+    return None if data is None else source_of(data)
 
 
 def chosen_start(
@@ -344,8 +352,9 @@ def recipe_for(
         # What was asked for by hand stays; a limit only where the space follows it, as a shrunk one could not.
         keep = ("data", "limits") if options["limits"] and full.get("space", "auto") == "auto" else ("data",)
         full = merged(merged(tiny_form(full, own_data=own), {k: options[k] for k in keep}), changes)
-    if (full.get("start") or {}).get("network") == NONE:
-        full = {**full, "start": {k: v for k, v in full["start"].items() if k != "network"}}
+    begun = full.get("start")
+    if isinstance(begun, Mapping) and begun.get("network") == NONE:
+        full = {**full, "start": {k: v for k, v in begun.items() if k != "network"}}
     return configure(full)
 
 
@@ -401,7 +410,7 @@ def _brings_images(part: Mapping[str, Any]) -> bool:
 def finetune(
     network: str | Path,
     *,
-    data: str | Path,
+    data: Any,
     image_size: int | None = None,
     preset: str = "default",
     windows: Literal["scale", "keep"] | None = None,
@@ -412,7 +421,7 @@ def finetune(
     progress: Mode | None = None,
 ) -> Result:
     """Train a finished network on: other images, other classes, another resolution; writes a run of its own."""
-    options = (data, image_size, preset, windows, seed, settings, tiny)
+    options = (source_of(data), image_size, preset, windows, seed, settings, tiny)
     return _led(lambda: _begin([Choice(finetune_recipe(network, *options))], out, progress))
 
 
@@ -494,6 +503,7 @@ def _begin(choices: Sequence[Choice], out: str | Path | None, progress: Mode | N
         plan = ready.plan
         info = {**_info(plan), **({"note": note} if note else {})}
         with Run.create(ready.folder, to_toml(plan.config), info) as record, _to_go_on_with(record):
+            keep_copy(plan.config.data.source, record.folder)
             record.write_json("splits", plan.data.split_record())
             if ready.ahead is not None:
                 record.finish("plan", ready.ahead)
@@ -580,7 +590,7 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
         written_by = str(versions_then.get("tailorvit", "an older version"))
         _require_same_method(record)
         config = configure(modernised(parse_recipe(record.recipe, str(place / "recipe.toml")), written_by))
-        source = str(data) if data is not None else source_of_run(config.data.source, record.info)
+        source = str(data) if data is not None else source_of_run(config.data.source, record.info, place)
         config = replace(config, data=replace(config.data, source=source))
         splits = record.read_json("splits")
         start = read_start(config, place)

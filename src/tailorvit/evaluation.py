@@ -174,9 +174,10 @@ def _named(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN]) + more
 
 
-def evaluate(network: str | Path, data: str | Path, *, split: str | None = None) -> Evaluation:
+def evaluate(network: str | Path, data: Any, *, split: str | None = None) -> Evaluation:
     """Evaluate a run folder, a network folder or an .onnx file on labelled data in any form that a run takes.
 
+    ``data`` may be objects too: arrays, a torch Dataset, a DataFrame, a data set of Hugging Face.
     ``split`` is a part of the data (train, val, test), ``all``, or a split of the network's run on the same data. By
     default it is the test split that the data brings, else all images. Classes are matched by name.
     """
@@ -184,9 +185,11 @@ def evaluate(network: str | Path, data: str | Path, *, split: str | None = None)
 
     from tailorvit.analysis.metrics import metrics
     from tailorvit.analysis.predictions import TOP, Predictions
+    from tailorvit.data.memory import source_of
 
+    data = source_of(data)
     classifier = load_classifier(network)
-    labelled = _read_data(str(data))
+    labelled = _read_data(data)
     chosen, ids, notes = _split(labelled, _run_splits(Path(network), labelled), split)
     labels, more = _class_numbers(labelled, ids, classifier.classes)
     rows, skipped = list[tuple[int, int, float, float, bool]](), labelled.unreadable(chosen)
@@ -202,15 +205,15 @@ def evaluate(network: str | Path, data: str | Path, *, split: str | None = None)
         )
     if skipped:
         more.append(f"{len(skipped)} images could not be read and were left out, the first: {skipped[0][0]}.")
-    columns = zip((np.int64, np.int64, np.float32, np.float32, np.bool_), zip(*rows))
-    found_there = Predictions(*(np.asarray(values, dtype=kind) for kind, values in columns))
+    labelled_as, said, sure, right, among = (np.asarray(column) for column in zip(*rows))
+    found_there = Predictions(labelled_as, said, sure.astype(np.float32), right.astype(np.float32), among)
     truth, predicted = found_there.truth, found_there.predicted
     numbers, present = list(range(len(classifier.classes))), np.unique(truth)
     scores = np.stack(precision_recall_fscore_support(truth, predicted, labels=numbers, zero_division=0), axis=1)
     macro = precision_recall_fscore_support(truth, predicted, labels=present, average="macro", zero_division=0)
     return Evaluation(
         network=str(network),
-        data=str(data),
+        data=data,
         split=chosen,
         images=len(truth),
         accuracy=100 * float(accuracy_score(truth, predicted)),

@@ -17,7 +17,8 @@ from tailorvit.costs import meter as meter_module
 from tailorvit.data import Data
 from tailorvit.methods import METHODS
 from tailorvit.methods import session as session_module
-from tailorvit.methods.session import Session, StageSink
+from tailorvit.methods.session import Session
+from tailorvit.methods.stages import StageSink
 from tailorvit.report import write_report
 from tailorvit.runs import Run, checkpoint
 

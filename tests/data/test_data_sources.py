@@ -154,9 +154,9 @@ def test_wrong_source_names(tmp_path):
         TailorError, match="There is no 'nowhere'; data can be: digits, fashion-mnist, torchvision:NAME@ROOT, "
     ):
         open_data("nowhere")
-    (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(TailorError, match=r"is a '\.csv' file; data can be: digits, "):
-        open_data(str(tmp_path / "a.csv"))
+    (tmp_path / "a.xls").write_text("x")
+    with pytest.raises(TailorError, match=r"is a '\.xls' file; data can be: digits, "):
+        open_data(str(tmp_path / "a.xls"))
     with pytest.raises(TailorError, match=r"Unknown torchvision dataset 'FasionMNIST'. Did you mean 'FashionMNIST'"):
         open_data("torchvision:FasionMNIST")
     with pytest.raises(TailorError, match=r"MNIST cannot be read from .* and is not downloaded"):

@@ -13,7 +13,7 @@ import tailorvit
 from tailorvit.arch import Arch
 from tailorvit.config import recipe_names
 from tailorvit.costs import Counter
-from tailorvit.methods.session import StageSink
+from tailorvit.methods.stages import StageSink
 from tailorvit.report import write_report
 from tailorvit.runs import Run
 

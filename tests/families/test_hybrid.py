@@ -21,7 +21,7 @@ from tailorvit.families import FAMILIES, named_space, with_settings
 from tailorvit.families.hybrid.plain import PlainHybrid
 from tailorvit.families.hybrid.spaces import STEMS, hybrid_arch, settle
 from tailorvit.methods import finish
-from tailorvit.methods.session import StageSink
+from tailorvit.methods.stages import StageSink
 from tailorvit.rng import generator, seed_everything
 from tailorvit.train import RULES, Evaluator, Sink, TrainSettings, accuracy, train
 from tailorvit.train.loop import inherit

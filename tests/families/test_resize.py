@@ -120,6 +120,25 @@ def test_grey_and_colour(name):
         resized(grey, channels=4)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_timm_takes_another_image_size(name):
+    import timm
+
+    import tailorvit.for_timm  # noqa: F401 - registers
+
+    model, size = network(name), LARGER[name]
+    mine = resized(model, size, windows="keep")
+    overlay = {"state_dict": model.state_dict(), "num_classes": model.num_classes, "input_size": (1, 8, 8)}
+    overlay |= {"first_conv": model.first_weight.removesuffix(".weight"), "classifier": "head"}
+    asked = {"family": name, "settings": model.settings, "img_size": size, "pretrained_cfg_overlay": overlay}
+    maps = timm.create_model("tailorvit", pretrained=True, features_only=True, **asked).eval()
+    x = torch.randn(2, 1, *size)
+    with torch.no_grad():
+        got = maps(x)
+        wanted = mine.forward_intermediates(x, len(got), intermediates_only=True)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
 # -- ViT -------------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import torch
 import tailorvit
 from tailorvit.data import Batch
 from tailorvit.families import FAMILIES, named_space
-from tailorvit.methods.session import StageSink
+from tailorvit.methods.stages import StageSink
 from tailorvit.rng import seed_everything
 from tailorvit.train import RULES, Sink, TrainSettings, train
 from tailorvit.train.loop import inherit

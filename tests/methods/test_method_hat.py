@@ -19,7 +19,7 @@ from tailorvit.costs.latency_predictor import LatencyPredictor
 from tailorvit.errors import InfeasibleError, TailorError
 from tailorvit.families import named_space
 from tailorvit.methods.hat import HatSettings, latency_limit
-from tailorvit.methods.session import StageSink
+from tailorvit.methods.stages import StageSink
 from tailorvit.rng import generator
 from tailorvit.runs import Run
 from tailorvit.space import Space

@@ -40,6 +40,7 @@ from tailorvit.train.loop import Trainer
         ("data.cache=-1", "data.cache"),
         ("data.limit=1", "limit on images"),
         ("threads=100000", "threads"),
+        ("start=true", "start"),
         ("device=meta", "Device 'meta' cannot be used"),
         ("device=nowhere", "Device 'nowhere' cannot be used"),
         ("start.network=somewhere", "method 'autoformer' starts from no network"),
@@ -224,10 +225,11 @@ def test_images_that_change_during_a_run_are_told(call, tmp_path, monkeypatch):
 
 
 def test_images_that_change_and_are_put_back_are_told(call, tmp_path, monkeypatch):
-    """Also where the process that read the wrong one was killed before its end."""
+    """Also where the process that read the wrong one was killed before its end, and where both have as many bytes."""
     data, run = picture_folder(tmp_path / "d"), tmp_path / "run"
     file, inner, trained = data / "a" / "0.png", LazyImageSet.read, []
-    right, wrong = file.read_bytes(), (data / "b" / "0.png").read_bytes() + b" "
+    right = file.read_bytes()
+    wrong = right[:-20] + bytes(20)
 
     def read(images, ids, among):
         if not trained:
@@ -256,3 +258,15 @@ def test_images_that_change_and_are_put_back_are_told(call, tmp_path, monkeypatc
     (doubt,) = json.loads((run / "result.json").read_text())["doubts"]
     assert doubt.startswith("Data changed during the run: 'a/0.png' became another file or went away")
     assert "it became another file" in (run / "skipped.json").read_text()
+
+
+def test_a_file_replaced_by_one_of_the_same_size_is_refused_by_name(call, tmp_path):
+    data, run = picture_folder(tmp_path / "d"), tmp_path / "run"
+    assert call("run", "--data", data, "--out", run, *QUICK)[0] == 0
+    (run / "result.json").unlink()
+    file = data / "a" / "0.png"
+    right = file.read_bytes()
+    file.write_bytes(right[:-20] + bytes(20))
+    refused(call("resume", run), "'a/0.png' holds something else, though it has as many bytes")
+    file.write_bytes(right)  # another time of change does not matter
+    assert call("resume", run)[0] == 0

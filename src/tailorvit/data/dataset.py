@@ -115,7 +115,7 @@ class Data:
 
     def split_record(self) -> dict[str, Any]:
         """The splits as plain data; pass it back as ``saved``."""
-        return record(self._recorded, self.fingerprint, self._images.files)
+        return record(self._recorded, self.fingerprint, self._images.files, self._images.ends)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, (self.channels, *self.image_size)))
@@ -328,7 +328,7 @@ def open_data(
             images.labels, images.origin, images.classes, seed, search_share, test_share, images.shards
         )
     else:
-        splits = restore(saved, images.fingerprint, len(images.labels), images.files)
+        splits = restore(saved, images.fingerprint, len(images.labels), images.files, images.ends)
     if limit is not None:
         splits = {s: balanced_subset(ids, images.labels, limit, seed, s, images.shards) for s, ids in splits.items()}
     images.notes += missing_classes(splits, images.labels, images.classes)

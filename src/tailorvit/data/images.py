@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -216,10 +217,35 @@ def decode_unresized(
 GONE, ALTERED = "it went away", "it became another file"
 
 
-def state_of(path: Path, size: int) -> str:
-    """What became of a file that had this size: GONE, ALTERED, or nothing."""
+ENDS = 4096  # bytes at either end of a file that its checksum is made of
+
+
+class Seal(NamedTuple):
+    """What a file was when the data was listed."""
+
+    bytes: int
+    changed: int  # when, in nanoseconds
+    ends: int  # checksum of its first and last bytes, as whole files take long to read
+
+
+def seal(path: Path) -> Seal:
+    """The seal of a file as it is now."""
+    with path.open("rb") as file:
+        facts = os.fstat(file.fileno())
+        ends = zlib.crc32(file.read(ENDS))
+        if facts.st_size > ENDS:
+            file.seek(max(ENDS, facts.st_size - ENDS))
+            ends = zlib.crc32(file.read(ENDS), ends)
+    return Seal(facts.st_size, facts.st_mtime_ns, ends)
+
+
+def state_of(path: Path, then: Seal) -> str:
+    """What became of a file since: GONE, ALTERED, or nothing. Its ends are read only if it was written to."""
     try:
-        return "" if path.stat().st_size == size else ALTERED
+        facts = path.stat()
+        if facts.st_size != then.bytes:
+            return ALTERED
+        return "" if facts.st_mtime_ns == then.changed or seal(path).ends == then.ends else ALTERED
     except OSError:
         return GONE
 
@@ -230,8 +256,8 @@ class ImageSet:
     ``labels`` are class numbers into ``classes``. ``origin`` says for each image which part of the data it came from:
     "all", or "train", "val" and "test". The fingerprint changes when the data does. ``skipped`` are (name, reason) of
     images left out, ``notes`` are sentences about the data for the user. ``files`` are the images' names below the
-    data's folder with their bytes, where they are files; a mapping where each file holds many images. ``shards`` is
-    then the number of each image's file.
+    data's folder with their bytes, where they are files, and ``seals`` tell whether they are still the same; ``files``
+    is a mapping where each file holds many images. ``shards`` is then the number of each image's file.
     """
 
     shards: Ints | None = None
@@ -247,6 +273,7 @@ class ImageSet:
         skipped: Iterable[tuple[str, str]] = (),
         notes: Iterable[str] = (),
         files: Files | Mapping[str, int] | None = None,
+        seals: Sequence[Seal] = (),
     ) -> None:
         self.classes = tuple(classes)
         self.labels = labels
@@ -255,6 +282,7 @@ class ImageSet:
         self.channels = channels
         self.names = names
         self.files = files
+        self.seals = seals
         self.skipped = list(skipped)
         self.notes = list(notes)
         self.failed: dict[str, str] = {}
@@ -312,15 +340,20 @@ class ImageSet:
         return ahead((at, every[at : at + many]) for at in range(0, len(ids), many))
 
     def changed(self) -> list[str]:
-        """The files that are gone or of another size since the set was read, or were so when they were opened."""
+        """The files that are gone or others since the set was read, or were so when they were opened."""
         then, files = dict([*self.skipped, *self.failed.items()]), self.files
+        named = () if files is None or isinstance(files, Mapping) else [name for name, _ in files]
         return [
             name
-            for path, (name, size) in zip(
-                self.names or (), () if files is None or isinstance(files, Mapping) else files
-            )
-            if then.get(path) in (GONE, ALTERED) or state_of(Path(path), size)
+            for path, name, sealed in zip(self.names or (), named, self.seals)
+            if then.get(path) in (GONE, ALTERED) or state_of(Path(path), sealed)
         ]
+
+    @property
+    def ends(self) -> dict[str, int]:
+        """The checksums of the files' ends, by name."""
+        files = () if self.files is None or isinstance(self.files, Mapping) else self.files
+        return {name: sealed.ends for (name, _), sealed in zip(files, self.seals)}
 
 
 class ArrayImageSet(ImageSet):

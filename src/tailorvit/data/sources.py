@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorvit.data.images import ArrayImageSet, ImageSet, LazyImageSet, state_of, thread_map
+from tailorvit.data.images import ArrayImageSet, ImageSet, LazyImageSet, Seal, seal, state_of, thread_map
 from tailorvit.data.splits import Ints
 from tailorvit.errors import TailorError, unknown
 from tailorvit.portable import SUFFIXES, Pixels, is_grey, reason, to_image
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Array = NDArray[Any]
+IN_MEMORY = "memory:"  # before the key of data that were given as objects (data/memory.py)
+KEPT = "data"  # the folder in a run that holds a copy of them
+KEPT_TABLE = "images.csv"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class DataSource:
 
 def read_source(text: str) -> ImageSet:
     """The images that a user's text stands for."""
+    if text.startswith(IN_MEMORY):
+        from tailorvit.data.memory import read_held
+
+        return read_held(text.removeprefix(IN_MEMORY))
     source, rest = find_source(text)
     images = source.read(rest)
     if not isinstance(images, ImageSet):
@@ -74,15 +81,26 @@ def absolute_path(text: str) -> str | None:
     return f"{name}{path.absolute()}" if path.exists() else None
 
 
-def source_of_run(text: str, info: Mapping[str, Any]) -> str:
-    """A run's data source as typed, or its recorded path: a run may be resumed from another working directory."""
+def source_of_run(text: str, info: Mapping[str, Any], run: Path) -> str:
+    """A run's data source as typed, or its recorded path: a run may be resumed from another working directory.
+
+    Data that were given in memory are read from the copy in the run's folder.
+    """
+    if text.startswith(IN_MEMORY) and (kept := kept_source(run / KEPT)) is not None:
+        return kept
     path = (info.get("data") or {}).get("path")
     return path if path and not _path_in(text)[1].exists() and _path_in(path)[1].exists() else text
 
 
+def kept_source(folder: Path) -> str | None:
+    """What stands for data that were kept as files: a table where there is one, else the folder."""
+    table = folder / KEPT_TABLE
+    return str(table) if table.is_file() else str(folder) if folder.is_dir() else None
+
+
 def _path_in(text: str) -> tuple[str, Path]:
-    """What a user's text has before a path, and the path; "shards:" is the only name that a path may follow."""
-    rest = text.removeprefix("shards:")
+    """What a user's text has before a path, and the path; only these names may have one behind them."""
+    rest = text.removeprefix("shards:").removeprefix("table:")
     return text[: len(text) - len(rest)], Path(rest)
 
 
@@ -430,17 +448,24 @@ class _Header(NamedTuple):
 
     short_side: int = 0
     grey: bool = False
-    bytes: int = 0
+    seal: Seal = Seal(0, 0, 0)
     problem: str | None = None
 
 
 def _read_folder(path: str) -> LazyImageSet:
     """One folder per class, with or without train, val and test above them: list, read headers, skip non-images."""
-    from PIL import Image
-
     root = Path(path)
     parts = _split_folders(root)
     paths, names, origin = _list_images(parts)
+    return image_files(paths, names, origin, root, _folder_notes(root, parts))
+
+
+def image_files(
+    paths: Sequence[Path], names: Sequence[str], origin: Sequence[str], root: Path, notes: Sequence[str]
+) -> LazyImageSet:
+    """An image set of files with the class and the part of each; in messages and records files are named from root."""
+    from PIL import Image
+
     headers = thread_map(_header, paths)
     skipped = [(str(p), h.problem) for p, h in zip(paths, headers) if h.problem is not None]
     good = [i for i, h in enumerate(headers) if h.problem is None]
@@ -456,13 +481,14 @@ def _read_folder(path: str) -> LazyImageSet:
     files = [paths[i] for i in good]
     labels = np.asarray([number[n] for n in names], dtype=np.int64)[good]
     digest = hashlib.sha256()
-    sizes = [(file.relative_to(root).as_posix(), headers[i].bytes) for file, i in zip(files, good)]
+    seals = [headers[i].seal for i in good]
+    sizes = [(_below(file, root), sealed.bytes) for file, sealed in zip(files, seals)]
     for (name, size), label in zip(sizes, labels.tolist()):
         digest.update(os.fsencode(f"{name}\0{size}\0{classes[label]}\n"))
     visible = [headers[i] for i in good if origin[i] != "test"]  # the test folder decides nothing
 
     def opener(index: int) -> Image.Image:
-        if problem := state_of(files[index], sizes[index][1]):
+        if problem := state_of(files[index], seals[index]):
             raise OSError(problem)
         return Image.open(files[index])
 
@@ -477,9 +503,15 @@ def _read_folder(path: str) -> LazyImageSet:
         channels=1 if all(h.grey for h in visible) else 3,
         names=[str(p) for p in files],
         files=sizes,
-        notes=_folder_notes(root, parts),
+        seals=seals,
+        notes=notes,
         skipped=skipped,
     )
+
+
+def _below(file: Path, root: Path) -> str:
+    """A file's name from the root, or whole where it lies elsewhere."""
+    return (file.relative_to(root) if file.is_relative_to(root) else file).as_posix()
 
 
 def _folders(root: Path) -> list[Path]:
@@ -503,7 +535,7 @@ def _header(path: Path) -> _Header:
 
     try:
         with Image.open(path) as image:
-            return _Header(min(image.size), is_grey(image), path.stat().st_size)
+            return _Header(min(image.size), is_grey(image), seal(path))
     except Exception as error:  # decoders raise anything on broken files
         return _Header(problem=reason(error))
 
@@ -692,6 +724,7 @@ SOURCES: Registry[DataSource] = Registry(
         )
     }
     | {
+        "table": "tailorvit.data.table:TABLE",
         "hf": "tailorvit.data.hf:HF",
         "shards": "tailorvit.data.shards:SHARDS",
         "folder": DataSource(

@@ -118,10 +118,17 @@ Files = Sequence[tuple[str, int]]  # names below the data's folder, and their by
 
 
 def restore(
-    saved: Mapping[str, Any], fingerprint: str, total: int, files: Files | Mapping[str, int] | None = None
+    saved: Mapping[str, Any],
+    fingerprint: str,
+    total: int,
+    files: Files | Mapping[str, int] | None = None,
+    ends: Mapping[str, int] | None = None,
 ) -> dict[str, Ints]:
-    """Splits from a stored record; refused when the data has changed since, with the file where it is known."""
-    if set(saved) - {"files"} != {*SPLITS, "fingerprint"}:
+    """Splits from a stored record; refused when the data has changed since, with the file where it is known.
+
+    ``ends`` are checksums of the files, which tell them from others of the same name and size.
+    """
+    if set(saved) - {"files", "ends"} != {*SPLITS, "fingerprint"}:
         raise TailorError(
             f"A split record holds {', '.join(SPLITS)} and fingerprint, not {', '.join(map(str, saved))}."
         )
@@ -130,6 +137,15 @@ def restore(
         raise TailorError(
             f"The data changed since its splits were made: {what}fingerprint {fingerprint[:12]}, "
             f"recorded {str(saved['fingerprint'])[:12]}."
+        )
+    before = saved.get("ends")
+    before = before if isinstance(before, Mapping) else {}
+    others = [name for name, mark in (ends or {}).items() if before.get(name, mark) != mark]
+    if others:
+        more = f" and {len(others) - 1} more" if others[1:] else ""
+        raise TailorError(
+            f"The data changed since its splits were made: '{others[0]}'{more} holds something else, though it has as "
+            "many bytes."
         )
     try:
         splits = {s: np.asarray(saved[s], dtype=np.int64).reshape(-1) for s in SPLITS}
@@ -159,9 +175,12 @@ def _change(saved: Mapping[str, Any], files: Files | Mapping[str, int]) -> str:
 
 
 def record(
-    splits: Mapping[str, Ints], fingerprint: str, files: Files | Mapping[str, int] | None = None
+    splits: Mapping[str, Ints],
+    fingerprint: str,
+    files: Files | Mapping[str, int] | None = None,
+    ends: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Splits as plain data, which :func:`restore` reads: indices, and for files their names and bytes.
+    """Splits as plain data, which :func:`restore` reads: indices, and for files their names, bytes and checksums.
 
     Files that hold many images each (a mapping) belong to no split.
     """
@@ -171,6 +190,8 @@ def record(
         named = {"files": {"shards": dict(files)}}
     else:
         named = {"files": {s: dict(files[i] for i in splits[s]) for s in SPLITS}}
+    if ends:
+        named["ends"] = dict(ends)
     return {**{s: splits[s].tolist() for s in SPLITS}, "fingerprint": fingerprint, **named}
 
 

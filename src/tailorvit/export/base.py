@@ -86,7 +86,7 @@ def _run_data(folder: Path, source: str | None) -> Data:
     settings: dict[str, Any] = recipe["data"]
     size = settings.get("image_size")
     return open_data(
-        source or source_of_run(settings["source"], info),
+        source or source_of_run(settings["source"], info, folder),
         seed=recipe.get("seed", 0),
         image_size=tuple(size) if isinstance(size, list) else size,
         saved=saved,

@@ -27,7 +27,7 @@ from tailorvit.families import FAMILIES, family
 from tailorvit.families.base import around
 from tailorvit.methods import Method
 from tailorvit.methods.first_space import data_settings, largest_of_row
-from tailorvit.methods.session import load_weights
+from tailorvit.methods.stages import load_weights
 from tailorvit.methods.team import spread
 from tailorvit.rng import seed_everything
 from tailorvit.search import Candidate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,21 @@ def check_peers(names: Sequence[str], data: Data) -> None:
 
 def build_peer(name: str, data: Data, drop_path: float = 0.0) -> nn.Module:
     """The model with fresh weights, for these images and classes; image size and drop path where it takes them."""
+    high, wide = data.image_size
+    options: dict[str, Any] = {"img_size": high if high == wide else (high, wide), "drop_path_rate": drop_path}
+    try:
+        model: nn.Module = timm_model(
+            name, options, pretrained=False, num_classes=len(data.classes), in_chans=data.channels
+        )
+        return model
+    except TailorError:
+        raise
+    except Exception as error:  # models refuse sizes in many ways
+        raise _cannot_take(name, data, error) from None
+
+
+def require_known(name: str) -> str:
+    """The name without its prefix; one that timm does not have is refused with the nearest."""
     import timm
 
     bare = name.removeprefix(PREFIX)
@@ -61,19 +76,23 @@ def build_peer(name: str, data: Data, drop_path: float = 0.0) -> nn.Module:
         near = get_close_matches(bare, timm.list_models(), n=3, cutoff=0.5)
         hint = f"; the nearest are {', '.join(near)}" if near else ""
         raise TailorError(f"timm has no model '{bare}'{hint}.")
-    high, wide = data.image_size
-    options: dict[str, Any] = {"img_size": high if high == wide else (high, wide), "drop_path_rate": drop_path}
+    return bare
+
+
+def timm_model(name: str, optional: Mapping[str, Any], **options: Any) -> nn.Module:
+    """A model of timm; options that its kind does not take are left out."""
+    import timm
+
+    bare = require_known(name)
     while True:
         try:
-            model: nn.Module = timm.create_model(
-                bare, pretrained=False, num_classes=len(data.classes), in_chans=data.channels, **options
-            )
+            model: nn.Module = timm.create_model(bare, **options, **optional)
             return model
-        except Exception as error:  # models refuse sizes in many ways
-            refused = [k for k in options if isinstance(error, TypeError) and f"'{k}'" in str(error)]
+        except TypeError as error:
+            refused = [k for k in optional if f"'{k}'" in str(error)]
             if not refused:
-                raise _cannot_take(name, data, error) from None
-            options = {k: v for k, v in options.items() if k not in refused}
+                raise
+            optional = {k: v for k, v in optional.items() if k not in refused}
 
 
 def counted(name: str, model: nn.Module, data: Data) -> dict[str, int]:

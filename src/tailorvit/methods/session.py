@@ -8,10 +8,7 @@ continues from its checkpoint. Nothing depends on what was in memory.
 from __future__ import annotations
 
 import math
-import shlex
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +25,7 @@ from tailorvit.data.batches import resident_limit
 from tailorvit.errors import TailorError
 from tailorvit.families import family
 from tailorvit.methods.released import load_released
+from tailorvit.methods.stages import Stages
 from tailorvit.methods.team import spread, train_stream, train_together
 from tailorvit.progress import Progress
 from tailorvit.rng import derive, generator, seed_everything
@@ -39,7 +37,7 @@ from tailorvit.seek import s4 as seek_s4
 from tailorvit.seek.slopes import Accuracies
 from tailorvit.space import Space
 from tailorvit.train import Evaluator, Fixed, Rule, Sink, Teacher, TrainSettings, accuracy, rule_for
-from tailorvit.train.loop import inherit, shortened
+from tailorvit.train.loop import Trained, inherit, shortened
 
 if TYPE_CHECKING:
     from tailorvit.config import Config
@@ -69,13 +67,13 @@ class Plan:
     shared: bool = False  # the work is shared with the other processes of a torchrun
 
 
-class Session:
+class Session(Stages):
     """The pieces of work: train a supernet, score sub-networks, search, train a plain network."""
 
     def __init__(self, plan: Plan, run: Run, progress: Progress) -> None:
-        self.plan, self.run, self.progress = plan, run, progress
-        self.config, self.data, self.space = plan.config, plan.data, plan.space
-        self.limits, self.device, self.seed = plan.limits, plan.device, plan.config.seed
+        super().__init__(run, progress, plan.config.seed, plan.device, plan.config.tensorboard)
+        self.plan, self.config, self.data, self.space = plan, plan.config, plan.data, plan.space
+        self.limits = plan.limits
         self.family = family(plan.space.family)
         self.meter = Meter.for_space(
             plan.space, plan.limits, device=plan.device, recall=run.measured, record=run.record_measured
@@ -96,26 +94,11 @@ class Session:
         other._search_batches = self.search_batches()
         return other
 
-    # -- messages -----------------------------------------------------------------------------------------------------
+    # -- data ---------------------------------------------------------------------------------------------------------
 
-    def log(self, kind: str, text: str, **data: Any) -> None:
-        """Store an event and show it."""
-        self.run.event(kind, text, **data)
-        self.progress.say(text)
-
-    def log_once(self, kind: str, text: str, **data: Any) -> None:
-        """As :meth:`log`, but not a second time when a resumed run comes to the same point."""
-        if text not in {e["text"] for e in self.run.events(kind)}:
-            self.log(kind, text, **data)
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Add the time of a piece of work to its stage, also when it is interrupted."""
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
-            self.run.spend(stage, time.monotonic() - begin)
+    def failed(self) -> int:
+        """How many images could not be read so far."""
+        return len(self.data.failed)
 
     def note_skipped(self) -> None:
         """List the images left out or replaced in a file of the run; the log names the first of them."""
@@ -129,8 +112,6 @@ class Session:
         more = f" and {len(rows) - NAMED} more" if rows[NAMED:] else ""
         text = f"{len(rows)} unreadable image(s) were skipped: {names}{more}; {SKIPPED} lists them."
         self.log_once("skipped", text, files=rows[:NAMED])
-
-    # -- data ---------------------------------------------------------------------------------------------------------
 
     def batches(self, split: str) -> Batches:
         """A split to go through any number of times: kept in memory where it is small, else read each time."""
@@ -183,76 +164,12 @@ class Session:
 
         Batches and random draws belong to the stage, or to a stream that several stages share.
         """
-        if self.load_stage(model, stage):
-            return model.to(self.device).eval()
-        if self.run.result(stage) is not None:
-            self.log("warning", f"{stage}: its weights are gone, so it is trained again.")
-        with self.timed(stage):
-            training = train_together if self.shared else train_stream
-            with closing(StageSink(self, stage)) as sink:
-                trained = training(self, model, rule, settings, stream or stage, sink, evaluate, teacher)
-            # The checkpoint of a finished stage holds its weights, without the optimiser.
-            facts: dict[str, Any] = {
-                "loss": trained.loss,
-                "skipped": trained.skipped,
-                "rollbacks": trained.rollbacks,
-                **({} if trained.kept is None else {"kept": trained.kept}),
-            }
-            self.save_stage(model, stage, facts, sink.epochs)
-        self.run.finish(stage, facts)
-        return model
+        training = train_together if self.shared else train_stream
 
-    def kept(self, stage: str) -> dict[str, Any]:
-        """Which epoch's weights a finished training has, for result.json; empty where it kept the last."""
-        kept = (self.run.result(stage) or {}).get("kept")
-        return {} if kept is None else {"kept": dict(kept)}
+        def work(sink: Sink) -> Trained:
+            return training(self, model, rule, settings, stream or stage, sink, evaluate, teacher)
 
-    def load_stage(self, model: nn.Module, stage: str) -> bool:
-        """Load a finished stage's weights; False where there are none."""
-        checkpoint = self.run.load_checkpoint(stage)
-        if checkpoint is None or not checkpoint[1].get("done"):
-            return False
-        load_weights(model, checkpoint[0])
-        self.run.finish(stage, checkpoint[1]["done"])
-        self.require_epochs(stage, checkpoint[1])
-        return True
-
-    def require_epochs(self, stage: str, meta: Mapping[str, Any]) -> None:
-        """Say where the database has lost epochs that a checkpoint comes after: a cut file drops its last rows."""
-        wanted = int(meta.get("epochs", 0))
-        lost = wanted - len({row["epoch"] for row in self.run.epochs(stage)} & set(range(1, wanted + 1)))
-        if lost:
-            self.log_once(
-                "warning",
-                f"{stage}: the database has lost {lost} of {wanted} epochs, as where its file was cut; "
-                "weights and accuracies are not affected, the curves of the report are.",
-            )
-
-    def read_weights(self, model: nn.Module, stage: str) -> None:
-        """Put the weights a stage ended with into a network."""
-        load_weights(model, self.stored_weights(stage))
-
-    def stored_weights(self, stage: str) -> dict[str, Tensor]:
-        """The weights a stage ended with."""
-        checkpoint = self.run.load_checkpoint(stage)
-        if checkpoint is None:
-            raise TailorError(f"The weights of stage '{stage}' are gone from the run folder; begin the run anew.")
-        return checkpoint[0]
-
-    def save_stage(self, model: nn.Module, stage: str, facts: Mapping[str, Any], epochs: int = 0) -> None:
-        """Store a finished stage's weights, with the facts it ends with and the epochs that the database has of it."""
-        weights = {f"model/{n}": t for n, t in model.state_dict().items()}
-        self.run.save_checkpoint(stage, weights, {"done": dict(facts), "epochs": epochs})
-
-    def require_weights(self, stage: str) -> None:
-        """Refuse to count a stage as done whose weights are read back later, where they could not be stored."""
-        checkpoint = self.run.load_checkpoint(stage)
-        if checkpoint is None or not checkpoint[1].get("done"):
-            place = self.run.folder
-            raise TailorError(
-                f"The weights of stage '{stage}' could not be written to '{place}', as where a disk is full. "
-                f"Go on with: {shlex.join(['tailorvit', 'resume', str(place)])}"
-            )
+        return self.trained(model, stage, work)
 
     def build(self, arch: Arch, drop_path: float = 0.0) -> nn.Module:
         """The plain network of an architecture, freshly initialised."""
@@ -428,58 +345,6 @@ class Supernets:
 # -- what goes into the run folder ------------------------------------------------------------------------------------
 
 
-class StageSink(Sink):
-    """A training's checkpoints, epochs and events, in the run folder and on the screen."""
-
-    def __init__(self, session: Session, stage: str) -> None:
-        self.session, self.stage = session, stage
-        self.epochs = 0  # that the database has
-        self.failed = len(session.data.failed)  # images that were told
-        self._board = _tensorboard(session, stage) if session.config.tensorboard else None
-
-    def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write a checkpoint, after images that were replaced in its steps are told: they may be as before later."""
-        if len(self.session.data.failed) > self.failed:
-            self.session.note_skipped()
-            self.failed = len(self.session.data.failed)
-        self.session.run.save_checkpoint(self.stage, tensors, {**meta, "epochs": self.epochs})
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last checkpoint."""
-        found = self.session.run.load_checkpoint(self.stage)
-        if found is not None:
-            self.session.require_epochs(self.stage, found[1])
-            self.epochs = int(found[1].pop("epochs", 0))
-        return found
-
-    def epoch(self, epoch: int, facts: Mapping[str, Any]) -> None:
-        """Into the database, and to TensorBoard if wanted."""
-        self.session.run.record_epoch(self.stage, epoch, **facts)
-        self.epochs = epoch
-        if self._board is not None:
-            for name, value in facts.items():
-                self._board.add_scalar(name, value, epoch)
-
-    def event(self, kind: str, text: str) -> None:
-        """Into the log."""
-        self.session.log(kind, f"{self.stage}: {text}")
-
-    def progress(self, step: int, total: int, facts: Mapping[str, Any]) -> None:
-        """On the screen."""
-        self.session.progress.step(self.stage, step, total, facts)
-
-    def close(self) -> None:
-        """End TensorBoard's writer, which keeps a thread."""
-        if self._board is not None:
-            self._board.close()
-
-
-def _tensorboard(session: Session, stage: str) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(session.run.folder / "tensorboard" / stage))
-
-
 class SpaceRecord:
     """Stores the spaces of a run in the order they are reached."""
 
@@ -553,14 +418,3 @@ class _Stream:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(self.read())
-
-
-@torch.no_grad()
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put a checkpoint's weights and batch statistics into a network."""
-    named = model.state_dict()  # batch statistics included
-    state = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
-    if {k: tuple(v.shape) for k, v in state.items()} != {k: tuple(v.shape) for k, v in named.items()}:
-        raise TailorError("A checkpoint of this run belongs to another space or network: names or shapes differ.")
-    for name, tensor in named.items():
-        tensor.copy_(state[name])

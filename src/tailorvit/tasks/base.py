@@ -38,8 +38,8 @@ class TaskData(Protocol):
     classes: tuple[str, ...]
     image_size: tuple[int, int]
     channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...]  # batches are normalised by what these are when they are made:
+    std: tuple[float, ...]  # a pretrained backbone brings its own
     counts: Mapping[str, int]  # images of "train", "search" and "test"
     notes: Sequence[str]  # sentences for the log: what is odd about the data
     skipped: Mapping[str, str]  # path -> why it was left out
@@ -62,14 +62,27 @@ class Backbone(nn.Module):
 
     channels: tuple[int, ...]  # of each map
     strides: tuple[int, ...]  # pixels of the image that one cell of the map stands for; grows by factors of two
+    image_size: tuple[int, int]  # rows and columns; smaller images are padded, larger ones need :meth:`at`
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of it but its weights, as plain data; ``tasks.backbone.backbone_of`` reads it."""
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Maps (B, channels, ceil(rows / stride), ceil(columns / stride))."""
         raise NotImplementedError
 
+    def at(self, size: tuple[int, int]) -> Backbone:
+        """The same weights for images of another size: positions and tables are interpolated."""
+        raise NotImplementedError
+
 
 class TaskNetwork(nn.Module):
-    """A backbone with the task's head. ``loss`` trains it; calling it gives what the task predicts."""
+    """A backbone with the task's head. ``loss`` trains it; calling it gives what the task predicts.
+
+    Its weights besides ``backbone`` are the head's; a training may give the two other learning rates.
+    """
 
     backbone: Backbone
 
@@ -109,6 +122,8 @@ class Task(Protocol):
     name: str  # of the command: detect, segment, answer
     summary: str
     settings: type  # dataclass of the task's own keys, all with defaults
+    train: Mapping[str, Any]  # defaults of [train] for this task: fields of TrainSettings
+    presets: Mapping[str, Mapping[str, Any]]  # name -> {"summary": text, "train": {...}, "<task's name>": {...}}
     metric: str  # the key of ``evaluate`` that judges networks, in percent, higher is better
     needs: tuple[tuple[str, str], ...]  # (module, extra) of libraries that may be missing
 

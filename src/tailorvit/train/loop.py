@@ -137,8 +137,8 @@ class EpochSums:
 class State:
     """Everything a step changes: saved, restored and rolled back as one."""
 
-    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
-        self.model, self.optimizer = model, make_optimizer(model, settings)
+    def __init__(self, model: nn.Module, settings: TrainSettings, backbone_lr: float = 1.0) -> None:
+        self.model, self.optimizer = model, make_optimizer(model, settings, backbone_lr)
         self.statistics = batch_statistics(model)
         # "scale" multiplies the learning rate after roll-backs, "in_row" counts the last steps if they were skipped,
         # "parts" is more than 1 where the images of a step do not fit into memory at once. Where the best epoch is
@@ -185,16 +185,18 @@ def train(
     teacher: Teacher | None = None,
     share: Share | None = None,
     objective: Objective | None = None,
+    backbone_lr: float = 1.0,
 ) -> Trained:
     """Train in place, from the sink's last checkpoint if it has one; with a teacher, by its outputs too.
 
     With a share, several processes train the same network together. An objective replaces the loss of telling classes
-    apart: that of a detector, for one. A step that is not finite is skipped; several in a row roll back to the last
-    good epoch with half the learning rate.
+    apart: that of a detector, for one, whose backbone may get a share of the learning rate. A step that is not finite
+    is skipped; several in a row roll back to the last good epoch with half the learning rate.
     """
     sink = sink or Sink()
     with float32_sums():
-        return Trainer(model, batches, rule, settings, seed, sink, evaluate, device, teacher, share, objective).run()
+        parts = (evaluate, device, teacher, share, objective, backbone_lr)
+        return Trainer(model, batches, rule, settings, seed, sink, *parts).run()
 
 
 class Launched(NamedTuple):
@@ -230,6 +232,7 @@ class Trainer:
         teacher: Teacher | None = None,
         share: Share | None = None,
         objective: Objective | None = None,
+        backbone_lr: float = 1.0,
     ) -> None:
         if teacher is not None:
             teacher.check(model, settings)
@@ -241,7 +244,7 @@ class Trainer:
         if objective is not None and settings.class_weights != "none":
             raise TailorError("train.class_weights weighs the labels of whole images, which this training has none of.")
         self.total = settings.epochs * batches.steps_per_epoch
-        self.state = State(self.model, settings)
+        self.state = State(self.model, settings, backbone_lr)
         self.epoch = EpochSums()
         self.best: dict[str, Tensor] = {}  # the weights of the best epoch, where they are kept
         self.good = self._resume()  # where a roll-back returns to

@@ -16,6 +16,7 @@ from tailorvit.train.settings import TrainSettings
 Slices = dict[str, tuple[Width | None, ...]]
 BETAS = (0.9, 0.999)  # AdamW's
 MOMENTUM = 0.9  # SGD's
+BACKBONE = "backbone."  # how the names of a task network's backbone begin
 # Share of the labels in what the others of a sandwich learn. With none, three of four gradients repeat what the largest
 # network says already, right or wrong: 91 and 88 % on digits, 98 and 97 % with half (docs/log.md).
 LABELS = 0.5
@@ -91,20 +92,28 @@ def depths(names: Iterable[str]) -> dict[str, int]:
     return {**found, **dict.fromkeys(last, len(blocks) + 1)}
 
 
-def rate_shares(names: Sequence[str], layer_decay: float) -> dict[str, float]:
-    """The share of the learning rate that a parameter gets: all of it behind the blocks, less block by block before."""
-    deep = depths(names)
+def rate_shares(names: Sequence[str], layer_decay: float, backbone: float = 1.0) -> dict[str, float]:
+    """The share of the learning rate that a parameter gets: all of it behind the blocks, less block by block before.
+
+    A task's network has a backbone, which may get less than the head that comes after it.
+    """
+    first = sorted(names, key=lambda name: not name.startswith(BACKBONE))  # in whatever order they were made
+    deep = depths(first)
     most = max(deep.values(), default=0)
-    return {name: layer_decay ** (most - depth) for name, depth in deep.items()}
+    return {
+        name: layer_decay ** (most - depth) * (backbone if name.startswith(BACKBONE) else 1.0)
+        for name, depth in deep.items()
+    }
 
 
-def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: TrainSettings, backbone: float = 1.0) -> torch.optim.Optimizer:
     """AdamW or SGD over groups with and without weight decay; the loop sets the learning rate at every step.
 
-    A group's ``share`` is the part of the rate that it gets: another one for every block with a layer decay.
+    A group's ``share`` is the part of the rate that it gets: another one for every block with a layer decay, and for
+    the backbone of a task's network.
     """
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    shares = rate_shares([n for n, _ in named], settings.layer_decay)
+    shares = rate_shares([n for n, _ in named], settings.layer_decay, backbone)
     groups: list[dict[str, Any]] = []
     for share in dict.fromkeys(shares.values()):
         own = [(n, p) for n, p in named if shares[n] == share]
