@@ -205,8 +205,8 @@ def evaluate(network: str | Path, data: Any, *, split: str | None = None) -> Eva
         )
     if skipped:
         more.append(f"{len(skipped)} images could not be read and were left out, the first: {skipped[0][0]}.")
-    columns = zip((np.int64, np.int64, np.float32, np.float32, np.bool_), zip(*rows))
-    found_there = Predictions(*(np.asarray(values, dtype=kind) for kind, values in columns))
+    labelled_as, said, sure, right, among = (np.asarray(column) for column in zip(*rows))
+    found_there = Predictions(labelled_as, said, sure.astype(np.float32), right.astype(np.float32), among)
     truth, predicted = found_there.truth, found_there.predicted
     numbers, present = list(range(len(classifier.classes))), np.unique(truth)
     scores = np.stack(precision_recall_fscore_support(truth, predicted, labels=numbers, zero_division=0), axis=1)

@@ -50,8 +50,8 @@ def predict(model: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, T
     if not rows:
         empty = np.zeros(0, np.int64)
         return Predictions(empty, empty, empty.astype(np.float32), empty.astype(np.float32), empty.astype(np.bool_))
-    truth, chosen, sure, right, top = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
-    return Predictions(truth, chosen, sure, right, top, not_finite)
+    truth, chosen, sure, right, among = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
+    return Predictions(truth, chosen, sure, right, among, not_finite)
 
 
 def confusion(truth: Ints, predicted: Ints) -> list[list[int]]:

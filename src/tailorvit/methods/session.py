@@ -183,11 +183,6 @@ class Session(Stages):
 
         return self.trained(model, stage, work)
 
-    def kept(self, stage: str) -> dict[str, Any]:
-        """Which epoch's weights a finished training has, for result.json; empty where it kept the last."""
-        kept = (self.run.result(stage) or {}).get("kept")
-        return {} if kept is None else {"kept": dict(kept)}
-
     def build(self, arch: Arch, drop_path: float = 0.0) -> nn.Module:
         """The plain network of an architecture, freshly initialised."""
         return self.family.build(self.family.settings(dict(self.space.settings)), arch, drop_path)

@@ -77,6 +77,11 @@ class Stages:
         self.run.finish(stage, facts)
         return model
 
+    def kept(self, stage: str) -> dict[str, Any]:
+        """Which epoch's weights a finished training has, for result.json; empty where it kept the last."""
+        kept = (self.run.result(stage) or {}).get("kept")
+        return {} if kept is None else {"kept": dict(kept)}
+
     def load_stage(self, model: nn.Module, stage: str) -> bool:
         """Load a finished stage's weights; False where there are none."""
         checkpoint = self.run.load_checkpoint(stage)

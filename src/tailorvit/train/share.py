@@ -58,9 +58,9 @@ class Share:
         return mean, round(right)
 
     @staticmethod
-    def agreed(checkpoint: tuple[dict[str, Tensor], dict[str, Any]] | None) -> Any:
-        """The writer's checkpoint, in every process."""
-        return ranks.broadcast(checkpoint)
+    def agreed(found: Any) -> Any:
+        """What the writer found, a checkpoint for one, in every process."""
+        return ranks.broadcast(found)
 
 
 def rows_of(rank: int, world: int, batch: int) -> list[int]:
