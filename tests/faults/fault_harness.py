@@ -412,6 +412,7 @@ def lost_worker(house: House, case: Case, folder: Path, rng: np.random.Generator
         shutil.rmtree(folder)
     reference, whole = house.shared[case.name]
     rank = int(rng.integers(2))
+    rank = rank if whole[rank].ticks else 1 - rank  # where the writer works alone there is nothing to kill in the other
     ends = torchrun(house, *case.job(folder), rank, int(rng.integers(1, whole[rank].ticks + 1)))
     for end in ends.values():
         if end.code:
