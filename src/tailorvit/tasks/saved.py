@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from tailorvit.config import checked
+from tailorvit.costs.traced import OPSET, quiet
 from tailorvit.errors import TailorError
 from tailorvit.export.base import MARK as EXPORT_MARK
 from tailorvit.export.base import TOLERANCE, Exported, require_free, whole_folder
 from tailorvit.export.network import CHECKSUM, weights
-from tailorvit.export.onnx_format import OPSET, quiet
 from tailorvit.portable import image_list
 from tailorvit.rng import preserved_state
 from tailorvit.tasks import TASKS
