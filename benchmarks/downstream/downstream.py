@@ -1,0 +1,161 @@
+"""A found network as the backbone of a detector, a segmenter or an answerer, beside a network of timm.
+
+python benchmarks/downstream/downstream.py run detect --data BCCD --network "S4's"=RUN --network timm:resnet10t \
+    --scratch --seeds 1 2 3 --image-size 128 --set train.epochs=20 --out rows.jsonl
+python benchmarks/downstream/downstream.py lease --bccd A --pets B --easy-vqa C --found RUN --tailored RUN
+python benchmarks/downstream/downstream.py table      # fills the page
+
+``run`` adds a row for every network and seed that is not in the file yet. ``lease`` does all that the page needs on one
+GPU, several trainings side by side, the most important first, until the time is up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from common import Call, fill, machine, markdown, number, side_by_side, spread  # noqa: E402 - after the path is set
+
+PAGE, RESULTS = HERE / "README.md", HERE / "results"
+METRICS = {"detect": "map", "segment": "miou", "answer": "accuracy"}
+MORE = {"detect": ("map50",), "segment": ("pixel_accuracy", "miou_ms_flip"), "answer": ()}
+SAME = ("task", "data", "network", "began", "seed", "image_size", "settings")  # what makes two rows the same
+
+
+def rows_of(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Stored rows."""
+    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(options: argparse.Namespace) -> None:
+    """A task's run for every network and seed."""
+    import tailorvit
+
+    known = rows_of([options.out]) if options.out.exists() else []
+    done = {tuple(map(str, (row[k] for k in SAME))) for row in known}
+    for seed in options.seeds:
+        for network in options.network:
+            label, _, source = network.rpartition("=")
+            scratch = options.scratch and not source.startswith("timm:")
+            facts = {
+                "task": options.task,
+                "data": options.name or Path(options.data).name,
+                "network": label or source,
+                "began": "from scratch" if scratch or source.startswith("timm:") else "with its weights",
+                "seed": seed,
+                "image_size": options.image_size,
+                "settings": list(options.set),
+            }
+            if tuple(map(str, (facts[k] for k in SAME))) in done:
+                continue
+            began = time.monotonic()
+            with TemporaryDirectory() as place:
+                found = tailorvit.work(
+                    options.task,
+                    source,
+                    data=options.data,
+                    image_size=options.image_size,
+                    scratch=scratch,
+                    seed=seed,
+                    settings=options.set,
+                    out=Path(place) / "run",
+                    progress="quiet",
+                )
+            row = {
+                **facts,
+                **{k: found[k] for k in ("params", "macs", "search", "test", "epochs")},
+                "backbone": found["backbone"]["params"],
+                "beside": {b["name"]: b["test"] for b in found.get("beside", ())},
+                "seconds": round(time.monotonic() - began),
+                **machine(),
+            }
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{facts['network']}, seed {seed}: {found['test']} in {row['seconds']} s", flush=True)
+
+
+def lease(options: argparse.Namespace) -> None:
+    """The calls of the whole page."""
+    found, tailored = f"found by S4={options.found}", f"tailored={options.tailored}"
+    plans = (
+        ("detect", options.bccd, "bccd", 320, ["train.epochs=50"]),
+        ("segment", options.pets, "pets", 96, ["train.epochs=30"]),
+        ("answer", options.easy_vqa, "easy-vqa", 64, ["train.epochs=8"]),
+    )
+    calls = []
+    for seed in options.seeds:
+        for task, data, name, side, sets in plans:
+            for extra in (["--network", found, "--scratch"], ["--network", tailored], ["--network", options.peer]):
+                stem = f"{task}-{len(calls)}"
+                command = [str(Path(__file__).resolve()), "run", task, "--data", str(data), "--name", name, *extra]
+                command += ["--image-size", str(side), "--seeds", str(seed), "--set", *sets, "device=cuda"]
+                out = options.out / f"{stem}.jsonl"
+                calls.append(Call(stem, [*command, "--out", str(out)], out.with_suffix(".log")))
+    options.out.mkdir(parents=True, exist_ok=True)
+    side_by_side(calls, options.processes, options.seconds)
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], task: str) -> str:
+    """Networks in the rows' order, the mean over seeds with its deviation."""
+    mine = [row for row in rows if row["task"] == task]
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in mine:
+        groups.setdefault((row["data"], row["image_size"], row["epochs"], row["network"], row["began"]), []).append(row)
+    metrics = [METRICS[task], *MORE[task]]
+    besides = list(dict.fromkeys(name for row in mine for name in row["beside"]))
+    head = ["images", "px", "epochs", "backbone", "began", "its parameters", "of the whole", "M MACs", "seeds"]
+    cells = []
+    for (data, side, epochs, network, began), same in groups.items():
+        facts = [number(same[0]["backbone"]), number(same[0]["params"]), number(same[0]["macs"] / 1e6), len(same)]
+        figures = [spread((r["test"].get(m) for r in same), 1) for m in metrics]
+        figures += [spread((r["beside"].get(b, {}).get(METRICS[task]) for r in same), 1) for b in besides]
+        cells.append([data, side, epochs, network, began, *facts, *figures])
+    return markdown([*head, *(f"test {m}" for m in metrics), *besides], cells)
+
+
+def table(options: argparse.Namespace) -> None:
+    """Fill the page."""
+    rows = rows_of(sorted(RESULTS.glob("*.jsonl")))
+    fill(PAGE, {task: table_of(rows, task) for task in METRICS if any(r["task"] == task for r in rows)})
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    one = verbs.add_parser("run")
+    one.add_argument("task", choices=METRICS)
+    one.add_argument("--data", required=True)
+    one.add_argument("--name", default="", help="of the images, in the table")
+    one.add_argument("--network", action="append", required=True, help="LABEL=RUN or timm:NAME; may be repeated")
+    one.add_argument("--scratch", action="store_true", help="fresh weights in networks of ours too")
+    one.add_argument("--seeds", type=int, nargs="+", default=[1])
+    one.add_argument("--image-size", type=int, required=True)
+    one.add_argument("--set", nargs="*", default=[])
+    one.add_argument("--out", type=Path, required=True)
+    one.set_defaults(work=run)
+    many = verbs.add_parser("lease")
+    for name in ("bccd", "pets", "easy-vqa", "found", "tailored"):
+        many.add_argument(f"--{name}", type=Path, required=True)
+    many.add_argument("--peer", default="timm:resnet10t")
+    many.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    many.add_argument("--processes", type=int, default=4)
+    many.add_argument("--seconds", type=float, default=float("inf"))
+    many.add_argument("--out", type=Path, required=True)
+    many.set_defaults(work=lease)
+    verbs.add_parser("table").set_defaults(work=table)
+    options = parser.parse_args()
+    options.work(options)
+
+
+if __name__ == "__main__":
+    main()
