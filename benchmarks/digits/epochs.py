@@ -4,7 +4,7 @@
     python benchmarks/digits/epochs.py table     # the tables of the page, from the stored results
 
 One ViT, trained by itself for 60 epochs, for seeds 0 to 3. In ``even`` every class has 50 images for training and
-search, once with the cosine and once with a learning rate that does not fall. In ``long tail`` the classes have from 140
+search, with the cosine and with a learning rate that does not fall. In ``long tail`` the classes have from 140
 down to 7, in equal ratios; which are rare changes with the seed. The test images are 36 of every class, so that their
 accuracy is the balanced accuracy.
 """
