@@ -675,6 +675,10 @@ def main() -> None:
         scripts.completion_init()  # type: ignore[attr-defined]
     try:
         app(prog_name="tailorvit")
+    except SystemExit as end:
+        if ranks.world() > 1:
+            ranks.leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+        raise
     except TailorError as error:
         if ranks.may_speak():
             _say(f"tailorvit: {shown(str(error))}", err=True)

@@ -62,3 +62,4 @@ if __name__ == "__main__":
         lose_a_process()
         for run in RUNS:
             begin(run, Path(sys.argv[1]))
+    ranks.leave(0)

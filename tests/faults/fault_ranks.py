@@ -18,4 +18,4 @@ if __name__ == "__main__":
     end = work(job["verb"], job["args"], job["options"], Fault("SIGKILL", job["tick"]) if hit else Fault())
     if ranks.may_speak() or end.code == 0:
         place.with_name(f"end-{ranks.rank()}.json").write_text(json.dumps(asdict(end)))
-    sys.exit(end.code)
+    ranks.leave(end.code)
