@@ -26,7 +26,8 @@ _MOVED = {
 }
 _COMMENT = re.compile(r"^<!-- .* -->$", re.M)
 _LINK = re.compile(
-    r"(?P<code>^```.*?^```|`[^`\n]+`)|\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)]*)?\)", re.M | re.S
+    r"(?P<code>^```.*?^```|`[^`\n]+`)|\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)]*)?\)",
+    re.M | re.S,
 )
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code)")
 _AFAR = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")

@@ -378,10 +378,9 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List what there is, and where it comes from."""
-    from tailorvit import lookup
-    from tailorvit.plugins import registries
+    from tailorvit import catalogue
 
-    tables = {name: lookup.listing(name) for name in ([what] if what else registries())}
+    tables = {name: catalogue.listing(name) for name in ([what] if what else catalogue.kinds())}
     if as_json:
         return _print_json(tables[what] if what else tables)
     for number, (name, rows) in enumerate(tables.items()):
