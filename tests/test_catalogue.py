@@ -55,7 +55,7 @@ def test_kinds_are_those_of_the_registries():
 
 
 def test_an_unknown_list_is_one_sentence():
-    with pytest.raises(TailorError, match="Unknown list 'famlies'. Did you mean 'families'"):
+    with pytest.raises(TailorError, match=r"Unknown list 'famlies'\. Did you mean 'families'"):
         catalogue.listing("famlies")
 
 

@@ -1,4 +1,4 @@
-"""What there is, for ``tailorvit list``: our own parts are read from catalogue.json, so that listing them needs no torch.
+"""What there is, for ``tailorvit list``: our own parts are read from catalogue.json, so that listing needs no torch.
 
 ``python -m tailorvit.catalogue`` writes the file from the records; a test compares the two.
 """
