@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import time
+from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,3 +68,18 @@ def test_a_registered_part_is_listed(monkeypatch):
     monkeypatch.setattr(registry, "added", {})
     tailorvit.register(replace(registry["random"], name="mine"))
     assert catalogue.listing("searchers")[-1]["name"] == "mine"
+
+
+def test_a_plugin_is_listed_by_its_own_record(monkeypatch):
+    """Also without torch; one that fails says so, and a name of ours stays ours."""
+    before = catalogue.listing("proxies")
+    monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(MINE=SimpleNamespace(name="mine", summary="new")))
+    named = {"mine": "their_package:MINE", "broken": "no_such_module:X", "dss": "no_such_module:X"}
+    points = [metadata.EntryPoint(name, value, "tailorvit.proxies") for name, value in named.items()]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "tailorvit.proxies" else [])
+    monkeypatch.delitem(sys.modules, "torch")
+    *own, first, second = catalogue.listing("proxies")
+    assert own == before and own[0]["name"] == "dss" and own[0]["origin"] == "tailorvit"
+    rows = {row["name"]: row for row in (first, second)}
+    assert rows["mine"]["summary"] == "new" and rows["mine"]["origin"] == "an unknown package"
+    assert rows["broken"]["broken"] and "cannot be loaded (ModuleNotFoundError" in rows["broken"]["summary"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ def kinds() -> list[str]:
 
 def listing(what: str) -> Rows:
     """Rows of one table: name, summary, and for parts that plug-ins may add also where they come from."""
-    found: dict[str, Callable[[], Rows]] = {kind: lambda kind=kind: _parts(kind) for kind in kinds()}  # type: ignore[misc]
+    found: dict[str, Callable[[], Rows]] = {kind: partial(_parts, kind) for kind in kinds()}
     found |= {"spaces": _spaces, "archs": _archs, "presets": lambda: _written()["presets"], "recipes": _recipes}
     if what not in found:
         raise unknown("list", what, found)

@@ -61,7 +61,7 @@ def _cut(facts: Facts) -> str:
 
 
 def _others(facts: Facts) -> Iterator[Other]:
-    """The whole network where one was cut, this one before fine-tuning, the baseline unless it is this, the best peer."""
+    """The whole network where one was cut, this one untuned, the baseline unless it is this, the best of the peers."""
     whole = facts.result.whole_peer
     if whole is not None and whole.test_accuracy is not None:
         yield Other("the whole network after fine-tuning", whole.test_accuracy, whole.gap.clear)
