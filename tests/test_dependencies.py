@@ -61,9 +61,11 @@ def imported() -> dict[str, str]:
 
 
 def declared() -> tuple[set[str], set[str]]:
-    """The packages of pyproject.toml: those needed, and those of its extras but dev."""
+    """The packages of pyproject.toml: those needed, and those of its extras but dev and docs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [row for name, rows in project["optional-dependencies"].items() if name != "dev" for row in rows]
+    extras = [
+        row for name, rows in project["optional-dependencies"].items() if name not in ("dev", "docs") for row in rows
+    ]
     return tuple({re.match(r"[\w.-]+", row)[0] for row in rows} for rows in (project["dependencies"], extras))
 
 

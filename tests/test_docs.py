@@ -57,7 +57,9 @@ def test_ci_runs_the_readmes_test_command(tmp_path):
     for name in ("README.md", ".ci/run"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     (tmp_path / "bin").mkdir()
-    for path in (tmp_path / "bin" / "bash", tmp_path / "bin" / "chromium", tmp_path / "check"):
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    for path in (tmp_path / "bin" / "bash", tmp_path / "bin" / "chromium", tmp_path / "check", python):
         path.write_text('#!/bin/sh\necho "called: $*; threads $OMP_NUM_THREADS"\n')
         path.chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
@@ -67,6 +69,7 @@ def test_ci_runs_the_readmes_test_command(tmp_path):
     assert f"called: -euo pipefail -c {TEST}; threads 1" in done.stdout
     assert "TAILORVIT_BROWSER" in (ROOT / ".ci" / "run").read_text(), "a skipped browser test must not pass CI"
     assert "called: --fast; threads 1" in done.stdout
+    assert "called: -m mkdocs build --strict; threads 1" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["check", ".ci/run"])
@@ -161,7 +164,7 @@ def test_doctor_knows_every_extra():
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     wanted = {name: sorted(re.split(r"[<>=]", p)[0] for p in packages) for name, packages in extras.items()}
-    del wanted["dev"]
+    del wanted["dev"], wanted["docs"]  # for those who develop
     assert {name: sorted(packages) for name, packages in EXTRAS.items()} == wanted
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import tailorvit
-from tailorvit import lookup
+from tailorvit import catalogue
 from tailorvit import registry as registry_module
 from tailorvit.errors import TailorError
 from tailorvit.plugins import registries
@@ -145,9 +145,9 @@ def test_registering_what_is_no_part_is_one_sentence(program, wrong):
 def test_listing_survives_a_broken_plugin(program, monkeypatch):
     for what, (_, registry) in registries().items():
         monkeypatch.setattr(registry, "_plugins", {"wrong": Point("wrong", "no_such_module:X", registry.group)})
-        *good, bad = lookup.listing(what)
+        *good, bad = catalogue.listing(what)
         assert good and all(row["origin"] == "tailorvit" and row["summary"] for row in good)
         assert bad["name"] == "wrong" and bad["broken"] and "cannot be loaded (ModuleNotFoundError" in bad["summary"]
-    assert tailorvit.named_space("vit-8px") and lookup.listing("spaces") and lookup.listing("archs")
+    assert tailorvit.named_space("vit-8px") and catalogue.listing("spaces") and catalogue.listing("archs")
     with pytest.raises(TailorError, match=r"The proxy 'wrong' of their-package 1\.2 cannot be loaded"):
         PROXIES["wrong"]

@@ -49,7 +49,8 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     inside = {n for n in names if ".dist-info/" not in n}
     files = (p.relative_to(HOUSE.parent).as_posix() for p in HOUSE.rglob("*") if p.is_file())
     assert inside == {f for f in files if "__pycache__" not in f}
-    wanted = {"py.typed", "portable.py", "recipes/s4-digits.toml", "report/style.css", "report/script.js"}
+    wanted = {"py.typed", "catalogue.json", "portable.py", "recipes/s4-digits.toml"}
+    wanted |= {"report/style.css", "report/script.js"}
     assert {f"tailorvit/{name}" for name in wanted} <= inside
     assert any(n.endswith("/licenses/LICENSE") for n in names)
 

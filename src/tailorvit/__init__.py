@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tailorvit.api import Result, Study, finetune, resume, run, study
     from tailorvit.arch import Arch
+    from tailorvit.catalogue import listing
     from tailorvit.costs import Counter, Limits, Meter
     from tailorvit.data import open_data
     from tailorvit.downstream import TaskResult, work
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tailorvit.evaluation import Evaluation, evaluate
     from tailorvit.export import Network, load
     from tailorvit.families import FAMILIES, named_arch, named_space
-    from tailorvit.lookup import cost, doctor, list_runs, listing, space_info
+    from tailorvit.lookup import cost, doctor, list_runs, space_info
     from tailorvit.plugins import register
     from tailorvit.report import write_report
     from tailorvit.space import Dim, Space
@@ -50,7 +51,7 @@ _HOME = {
     "evaluate": "evaluation",
     "finetune": "api",
     "list_runs": "lookup",
-    "listing": "lookup",
+    "listing": "catalogue",
     "load": "export",
     "load_task": "tasks.saved",
     "named_arch": "families",

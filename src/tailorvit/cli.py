@@ -33,6 +33,10 @@ MaxMacs = Annotated[str | None, typer.Option(help="At most this many multiply-ac
 MaxLatency = Annotated[str | None, typer.Option(help="At most this long an image on this device, e.g. 12ms.")]
 MaxMemory = Annotated[str | None, typer.Option(help="At most this much memory an image, e.g. 512MiB.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Open = Annotated[
+    bool | None,
+    typer.Option("--open/--no-open", help="Show report.html in a browser (default: in a desktop's terminal)."),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live bar, for logs.")]
 
 
@@ -70,8 +74,8 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _print_result(work: Callable[[], Any]) -> None:
-    """Do the work and print its result; Ctrl-C and SIGTERM say how to go on, which typer alone would not."""
+def _print_result(work: Callable[[], Any], show: bool | None = False) -> None:
+    """Do the work, print its result, open its page; Ctrl-C and SIGTERM say how to go on, which typer would not."""
     try:
         result = work()
     except KeyboardInterrupt as stop:
@@ -81,6 +85,14 @@ def _print_result(work: Callable[[], Any]) -> None:
     if ranks.is_writer():
         for line in result.summary():
             _say(line)
+        _open(result.folder / "report.html", show)
+
+
+def _open(page: Path, show: bool | None) -> None:
+    from tailorvit.report.opening import open_page
+
+    if trouble := open_page(page, show):
+        _say(trouble, err=True)
 
 
 @app.command()
@@ -122,6 +134,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Shrink the recipe to seconds, to see that it runs.")] = False,
+    show: Open = None,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
@@ -152,20 +165,21 @@ def run(
         for line in api.plan(recipe, **options)["lines"]:
             _say(line)
         return
-    _print_result(lambda: api.run(recipe, **options, out=out, progress=_mode(quiet, plain)))
+    _print_result(lambda: api.run(recipe, **options, out=out, progress=_mode(quiet, plain)), show)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of an unfinished run.")],
     data: Annotated[str | None, typer.Option(help="Where the run's images lie now, if they were moved.")] = None,
+    show: Open = None,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
     """Go on with a run after a crash or Ctrl-C."""
     from tailorvit import api
 
-    _print_result(lambda: api.resume(folder, data=data, progress=_mode(quiet, plain)))
+    _print_result(lambda: api.resume(folder, data=data, progress=_mode(quiet, plain)), show)
 
 
 @app.command()
@@ -182,6 +196,7 @@ def finetune(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Two epochs on few images, to see that it runs.")] = False,
+    show: Open = None,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
@@ -201,7 +216,8 @@ def finetune(
             tiny=tiny,
             out=out,
             progress=_mode(quiet, plain),
-        )
+        ),
+        show,
     )
 
 
@@ -224,6 +240,7 @@ def _task(name: str) -> Callable[..., None]:
         seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
         sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
         tiny: Annotated[bool, typer.Option("--tiny", help="A few steps, to see that it runs.")] = False,
+        show: Open = None,
         quiet: Quiet = False,
         plain: Plain = False,
     ) -> None:
@@ -243,7 +260,7 @@ def _task(name: str) -> Callable[..., None]:
             "settings": sets or [],
             "tiny": tiny,
         }
-        _print_result(lambda: downstream.work(name, network, **options, progress=_mode(quiet, plain)))
+        _print_result(lambda: downstream.work(name, network, **options, progress=_mode(quiet, plain)), show)
 
     return command
 
@@ -378,10 +395,9 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List what there is, and where it comes from."""
-    from tailorvit import lookup
-    from tailorvit.plugins import registries
+    from tailorvit import catalogue
 
-    tables = {name: lookup.listing(name) for name in ([what] if what else registries())}
+    tables = {name: catalogue.listing(name) for name in ([what] if what else catalogue.kinds())}
     if as_json:
         return _print_json(tables[what] if what else tables)
     for number, (name, rows) in enumerate(tables.items()):
@@ -486,6 +502,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page's file (default: report.html in the folder).")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write every figure into this folder.")] = None,
     formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, csv, with commas.")] = "svg,csv",
+    show: Open = None,
 ) -> None:
     """Write the run's report.html from what its folder holds."""
     from tailorvit.report import write_report, write_report_figures
@@ -493,7 +510,9 @@ def report(
     if figures is not None:  # first: a format nobody knows must stop before anything is written
         written = write_report_figures(folder, figures, _words(formats))
         _say(f"Wrote {len(written)} files into {figures}")
-    _say(f"Wrote {write_report(folder, out)}")
+    page = write_report(folder, out)
+    _say(f"Wrote {page}")
+    _open(page, show)
 
 
 @app.command()

@@ -1,21 +1,19 @@
-"""Looking things up: what an architecture costs, what a space holds, what there is, what this machine offers."""
+"""Looking things up: what an architecture costs, what a space holds, what runs there are, what this machine offers."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tailorvit import __version__, units
 from tailorvit.arch import Arch
-from tailorvit.config import recipe_names
 from tailorvit.costs import Counter, Limits, Meter
 from tailorvit.costs.need import step_bytes
-from tailorvit.errors import TailorError, unknown
-from tailorvit.families import FAMILIES, family, named_arch, named_space, with_settings
+from tailorvit.errors import TailorError
+from tailorvit.families import family, named_arch, named_space, with_settings
 from tailorvit.memory import require_memory
-from tailorvit.plugins import registries
 from tailorvit.rng import generator
 from tailorvit.space import Space
 from tailorvit.texts import read_json, read_table, read_toml
@@ -143,36 +141,6 @@ def space_info(
     }
 
 
-def listing(what: str) -> list[dict[str, Any]]:
-    """Rows of one table: name, summary, and for parts that plug-ins may add also where they come from."""
-    found: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        kind: registry.rows for kind, (_, registry) in registries().items()
-    }
-    found |= _tables()
-    if what not in found:
-        raise unknown("list", what, found)
-    return found[what]()
-
-
-def _tables() -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    from tailorvit.methods.finetune import PRESETS
-
-    return {
-        "spaces": lambda: [
-            {"name": n, "family": f.name, "summary": _space_line(s)}
-            for f in FAMILIES.working()
-            for n, s in f.spaces.items()
-        ],
-        "archs": lambda: [
-            {"name": n, "family": f.name, "summary": a.source, "params": Counter(f.name, a.settings).params(a.arch)}
-            for f in FAMILIES.working()
-            for n, a in f.archs.items()
-        ],
-        "presets": lambda: [{"name": p.name, "summary": p.summary, "source": p.source} for p in PRESETS.values()],
-        "recipes": lambda: [{"name": n, "summary": _recipe_line(n)} for n in recipe_names()],
-    }
-
-
 def list_runs(folder: str | Path = "runs") -> list[dict[str, Any]]:
     """The run folders in a folder, oldest first: name, state, method, data, and what was found."""
     place = Path(folder)
@@ -231,17 +199,6 @@ def run_lines(folder: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[str
         found = f"{row['params']:>11,} parameters  {score:6.2f} {unit}" if known else "-"
         lines.append(f"{row['name']:<{width}}  {row['state']:<10}  {row['method'] or '?':<10}  {found}")
     return lines
-
-
-def _space_line(space: Space) -> str:
-    return "; ".join(f"{d.key} {', '.join(map(str, d.choices))}" for d in space.dims)
-
-
-def _recipe_line(name: str) -> str:
-    from importlib import resources
-
-    text = (resources.files("tailorvit.recipes") / f"{name}.toml").read_text(encoding="utf-8")
-    return text.splitlines()[0].lstrip("# ").strip()
 
 
 # What each extra of pyproject.toml brings, for people who wonder why an export or a figure is refused.

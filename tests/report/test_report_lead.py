@@ -105,3 +105,17 @@ def test_an_uneven_interval_is_shown_by_its_ends(make):
     text = result.section(facts)
     assert "0.00 % of the test images correctly (95 % interval 0.0 to 15.5 %, 21 images)" in text
     assert "±" not in render(facts)
+
+
+@pytest.mark.parametrize(
+    "before, said",
+    [
+        (20.0, "43.50 points more than before fine-tuning (20.00 %)"),
+        (63.0, "about as many as before fine-tuning (63.00 %)"),
+        (None, "correctly; to take it away"),
+    ],
+)
+def test_a_fine_tuned_network_is_compared_with_itself(make, before, said):
+    folder = make()
+    facts = changed(folder, method="finetune", baseline=None, start={"image_size": [8, 8], "test_accuracy": before})
+    assert words(facts).startswith("You get a ViT network") and said in words(facts)

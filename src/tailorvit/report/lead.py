@@ -61,21 +61,29 @@ def _cut(facts: Facts) -> str:
 
 
 def _others(facts: Facts) -> Iterator[Other]:
-    """The whole network where one was cut, the baseline unless it is the network itself, the best of the peers."""
+    """The whole network where one was cut, this one untuned, the baseline unless it is this, the best of the peers."""
     whole = facts.result.whole_peer
     if whole is not None and whole.test_accuracy is not None:
         yield Other("the whole network after fine-tuning", whole.test_accuracy, whole.gap.clear)
-    baseline, images, found = facts.result.baseline.test_accuracy, facts.test_images, facts.result.test_accuracy or 0.0
+    if (before := facts.result.start.test_accuracy) is not None:
+        yield Other("before fine-tuning", before, _clear(facts, before))
+    baseline = facts.result.baseline.test_accuracy
     if baseline is not None and not facts.result.by_hand:
-        low, high = difference_interval(found, baseline, images) if images else (found - baseline, found - baseline)
         name = first_blocks_in_words(facts) if facts.tailored else "the hand-designed baseline"
-        yield Other(name, baseline, not low <= 0 <= high)
+        yield Other(name, baseline, _clear(facts, baseline))
     peers = [(p, v) for p in facts.result.peers if (v := p.test_accuracy) is not None and not p.whole]
     if peers:
         peer, accuracy = max(peers, key=lambda row: row[1])
         over = ", over the limit" if peer.over else ""
         name = f"{clean(peer.short, 60)} of timm" if peer.of_timm else f"the {clean(peer.short, 60)}"
         yield Other(f"{name}{over}", accuracy, peer.gap.clear)
+
+
+def _clear(facts: Facts, other: float) -> bool:
+    """Whether the test images tell a network of that accuracy apart from the one delivered."""
+    found, images = facts.result.test_accuracy or 0.0, facts.test_images
+    low, high = difference_interval(found, other, images) if images else (found - other, found - other)
+    return not low <= 0 <= high
 
 
 def _compared(found: float, other: Other) -> str:
