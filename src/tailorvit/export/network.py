@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 WEIGHTS = ("network.safetensors", "model.safetensors")  # a run's own name, and the one timm and Hugging Face look for
+LABELS = "tailorvit.json"  # class names and preprocessing beside, or inside, a file of another library
 CHECKSUM = "sha256"  # of network.safetensors, in network.json
 PREFIX = "network."  # before every name in a Hugging Face folder, whose model contains ours
 BATCH = 64
@@ -140,7 +141,7 @@ def network_folder(folder: str | Path) -> Path:
     if (place / "network" / "network.json").is_file():
         return place / "network"
     onnx = next((f.name for f in place.glob("*.onnx")), None) if place.is_dir() else None
-    if onnx or any(place.glob("*.pt2")):
+    if onnx or any(place.glob("*.pt2")) or (place / LABELS).is_file():
         hint = f"predict reads '{onnx}' itself" if onnx else "give the run's folder"
         raise TailorError(
             f"'{folder}' is an export without network.json, which only safetensors, timm and hf write; {hint}."
