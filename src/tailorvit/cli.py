@@ -553,6 +553,26 @@ def export(
     return None
 
 
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or of a network.")],
+    name: Annotated[str, typer.Argument(metavar="USER/NAME", help="Its name on the Hugging Face hub.")],
+    public: Annotated[bool, typer.Option("--public", help="For everybody to see (default: private).")] = False,
+    license: Annotated[str | None, typer.Option(help="Licence to state, e.g. apache-2.0 (default: none).")] = None,
+    data: Annotated[str | None, typer.Option(help="Where the run's images lie now, to check on.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Upload the network and its model card to the Hugging Face hub; your token is taken from HF_TOKEN."""
+    from tailorvit.export import push as upload
+
+    pushed = upload(folder, name, public=public, license=license, data=data)
+    if as_json:
+        return _print_json(pushed.to_dict())
+    for line in pushed.lines():
+        _say(line)
+    return None
+
+
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="A published checkpoint: .pth or .safetensors.")],
@@ -579,7 +599,7 @@ def import_(
 
 @app.command()
 def predict(
-    source: Annotated[Path, typer.Argument(help="Folder of a finished run or of a network, or an exported .onnx.")],
+    source: Annotated[Path, typer.Argument(help="Run or network folder, hf:USER/NAME, or an exported .onnx.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders, or - for standard input.")],
     top: Annotated[int, typer.Option(help="Classes to print an image (0: all).")] = 3,
     form: Annotated[str, typer.Option("--format", help="text, json or csv.")] = "text",
@@ -597,7 +617,7 @@ def predict(
 @app.command()
 def evaluate(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run or of a network, or an exported .onnx.")
+        Path, typer.Argument(metavar="RUN", help="Run or network folder, hf:USER/NAME, or an exported .onnx.")
     ],
     data: Annotated[str, typer.Option(help="Labelled images: image folder, .npz/.npy file, digits, torchvision:NAME.")],
     split: Annotated[

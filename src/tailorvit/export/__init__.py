@@ -14,6 +14,7 @@ from tailorvit.errors import TailorError
 from tailorvit.export.base import MARK, Exported, Exporter, Job, compared, images_of, require_free, whole_folder
 from tailorvit.export.devices import COREML, EXECUTORCH, OPENVINO, TORCHSCRIPT
 from tailorvit.export.formats import HF, SAFETENSORS, TIMM, TORCH
+from tailorvit.export.hub import Pushed, fetched, is_hub, push
 from tailorvit.export.network import FORMAT, Card, Network, load, save_network
 from tailorvit.export.onnx_format import ONNX
 from tailorvit.registry import Registry
@@ -32,9 +33,11 @@ __all__ = [
     "Exporter",
     "Job",
     "Network",
+    "Pushed",
     "compared",
     "export",
     "load",
+    "push",
     "save_network",
 ]
 
@@ -66,6 +69,10 @@ def export(
     if images < 1:
         raise TailorError(f"An export is checked on at least 1 image, not {images}.")
     source = Path(folder)
+    if is_hub(source):
+        if out is None:
+            raise TailorError(f"'{folder}' is on the hub; say where to write its export (--out).")
+        source = fetched(source)
     network = load(source)
     place = source / "export" / to if out is None else Path(out)
     require_free(place)  # before the work, not after it

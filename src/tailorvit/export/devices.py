@@ -151,6 +151,8 @@ logits = lambda x: torch.cat([torch.from_numpy(network.predict({"input": one.num
     notes=("One image at a time.",),
 )
 
+DEVICES = {target.name: target for target in (_OPENVINO, _EXECUTORCH, _COREML)}
+
 
 def write_openvino(job: Job) -> dict[str, Any]:
     """network.xml and network.bin in float32, any batch size."""

@@ -197,6 +197,11 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
+def run_facts(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What result.json and info.json of a run hold."""
+    return _read(folder / "result.json"), _read(folder / "info.json")
+
+
 def data_name(source: str) -> str:
     """The data's name without the folders above it, which are private."""
     if source.startswith("torchvision:"):
@@ -265,7 +270,7 @@ def _search_table(result: Mapping[str, Any], facts: Mapping[str, Any], info: Map
 def model_card(job: Job, library: str) -> str:
     """The card; every fact comes from the run folder, and unknown ones are named as such."""
     card = job.network.card
-    result, info = _read(job.source / "result.json"), _read(job.source / "info.json")
+    result, info = run_facts(job.source)
     data = result.get("data") or info.get("data") or {}
     how, (channels, high, wide) = card.preprocessing, card.shape
     more = f" and {len(card.classes) - _CLASSES_SHOWN} more" if len(card.classes) > _CLASSES_SHOWN else ""

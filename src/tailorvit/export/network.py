@@ -132,7 +132,11 @@ def save_network(folder: Path, model: nn.Module, card: Card) -> None:
 
 
 def network_folder(folder: str | Path) -> Path:
-    """Where network.json is: the folder itself, or ``network`` inside a run folder."""
+    """Where network.json is: the folder itself, ``network`` inside a run folder, or a copy of one on the hub."""
+    from tailorvit.export.hub import fetched, is_hub
+
+    if is_hub(folder):
+        return fetched(folder)
     place = Path(folder)
     if not place.exists():
         raise TailorError(f"There is no folder '{folder}'; give a run folder or one that holds network.json.")
@@ -155,7 +159,7 @@ def network_folder(folder: str | Path) -> Path:
 
 
 def load(folder: str | Path) -> Network:
-    """The network of a run folder, or of a folder that holds ``network.json`` and its weights."""
+    """The network of a run folder, of a folder that holds ``network.json`` and its weights, or hf:USER/NAME."""
     place = network_folder(folder)
     try:
         data = read_table(place / "network.json")
