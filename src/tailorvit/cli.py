@@ -555,7 +555,7 @@ def watch(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or of a network.")],
-    to: Annotated[str, typer.Option(help="onnx, torch, safetensors, timm or hf.")],
+    to: Annotated[str, typer.Option(help="onnx, torch, safetensors, timm, hf, torchscript, openvino, executorch, coreml.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write (default: export/FORMAT in the run).")] = None,
     data: Annotated[str | None, typer.Option(help="Where the run's images lie now, to check on.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Also an int8 network, its accuracy measured (onnx).")] = False,
@@ -568,6 +568,26 @@ def export(
     if as_json:
         return _print_json(exported.to_dict())
     for line in exported.lines():
+        _say(line)
+    return None
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or of a network.")],
+    name: Annotated[str, typer.Argument(metavar="USER/NAME", help="Its name on the Hugging Face hub.")],
+    public: Annotated[bool, typer.Option("--public", help="For everybody to see (default: private).")] = False,
+    license: Annotated[str | None, typer.Option(help="Licence to state, e.g. apache-2.0 (default: none).")] = None,
+    data: Annotated[str | None, typer.Option(help="Where the run's images lie now, to check on.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Upload the network and its model card to the Hugging Face hub; your token is taken from HF_TOKEN."""
+    from tailorvit.export import push as upload
+
+    pushed = upload(folder, name, public=public, license=license, data=data)
+    if as_json:
+        return _print_json(pushed.to_dict())
+    for line in pushed.lines():
         _say(line)
     return None
 
@@ -598,7 +618,7 @@ def import_(
 
 @app.command()
 def predict(
-    source: Annotated[Path, typer.Argument(help="Folder of a finished run or of a network, or an exported .onnx.")],
+    source: Annotated[Path, typer.Argument(help="Run or network folder, hf:USER/NAME, or an exported .onnx.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders, or - for standard input.")],
     top: Annotated[int, typer.Option(help="Classes to print an image (0: all).")] = 3,
     form: Annotated[str, typer.Option("--format", help="text, json or csv.")] = "text",
@@ -616,7 +636,7 @@ def predict(
 @app.command()
 def evaluate(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run or of a network, or an exported .onnx.")
+        Path, typer.Argument(metavar="RUN", help="Run or network folder, hf:USER/NAME, or an exported .onnx.")
     ],
     data: Annotated[str, typer.Option(help="Labelled images: image folder, .npz/.npy file, digits, torchvision:NAME.")],
     split: Annotated[

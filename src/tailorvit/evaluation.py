@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailorvit.errors import TailorError, unknown
-from tailorvit.portable import reason, to_image
+from tailorvit.portable import HUB, reason, to_image
 from tailorvit.predict import Item, classify, load_classifier
 from tailorvit.texts import read_table
 
@@ -125,6 +125,8 @@ def _read_data(source: str) -> _Labelled:
 
 def _run_splits(network: Path, data: _Labelled) -> dict[str, Ints]:
     """The splits of the run that the network comes from, if that run used this very data."""
+    if network.as_posix().startswith(HUB):
+        return {}
     place = network.absolute()
     for folder in (place, *list(place.parents)[:3]):  # the run, its network, an export of it, a file of that
         try:

@@ -204,10 +204,13 @@ def run_lines(folder: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[str
 # What each extra of pyproject.toml brings, for people who wonder why an export or a figure is refused.
 EXTRAS = {
     "clip": ("open_clip_torch",),
+    "coreml": ("coremltools", "timmx"),
+    "executorch": ("executorch", "timmx"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "figures": ("resvg-py",),
     "front": ("pymoo",),
     "hf": ("datasets", "transformers"),
+    "openvino": ("openvino", "timmx"),
     "shards": ("pyarrow", "webdataset"),
     "tasks": ("pycocotools", "transformers"),
     "tensorboard": ("tensorboard",),

@@ -30,6 +30,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 INTERPOLATIONS = ("bicubic",)
 METADATA = "tailorvit"  # the key under which an ONNX file carries classes and preprocessing
 FORMAT = 1
+HUB = "hf:"  # before USER/NAME of a network on the Hugging Face hub
 _GREY = ("1", "L", "LA", "La", "I", "F")
 _ALPHA = ("RGBA", "RGBa", "LA", "La", "PA")
 

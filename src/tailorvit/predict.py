@@ -18,6 +18,7 @@ import numpy as np
 
 from tailorvit.errors import TailorError, unknown
 from tailorvit.portable import (
+    HUB,
     SUFFIXES,
     Floats,
     OnnxNetwork,
@@ -74,14 +75,15 @@ class Item:
 
 
 def load_classifier(source: str | Path) -> Classifier:
-    """The network of a run folder, a network folder, FILE.onnx, or a folder that holds only network.onnx."""
+    """The network of a run folder, a network folder, hf:USER/NAME, FILE.onnx, or a folder of network.onnx alone."""
     place = Path(source)
     inside = place / "network.onnx"
+    on_hub = place.as_posix().startswith(HUB)  # its name may end in anything
     if place.is_file() and place.suffix.lower() != ".onnx":
         raise TailorError(
             f"'{source}' is not a network: give a run folder, a network folder or a file ending in .onnx."
         )
-    if place.suffix.lower() == ".onnx" and not place.is_dir():
+    if place.suffix.lower() == ".onnx" and not on_hub and not place.is_dir():
         return _onnx(place)
     if inside.is_file() and not (place / "network.safetensors").is_file():
         return _onnx(inside)

@@ -12,13 +12,17 @@ import torch
 
 from tailorvit.errors import TailorError
 from tailorvit.export.base import MARK, Exported, Exporter, Job, compared, images_of, require_free, whole_folder
+from tailorvit.export.devices import COREML, EXECUTORCH, OPENVINO, TORCHSCRIPT
 from tailorvit.export.formats import HF, SAFETENSORS, TIMM, TORCH
+from tailorvit.export.hub import Pushed, fetched, is_hub, push
 from tailorvit.export.network import FORMAT, Card, Network, load, save_network
 from tailorvit.export.onnx_format import ONNX
 from tailorvit.registry import Registry
 
 EXPORTERS: Registry[Exporter] = Registry(
-    "export format", "tailorvit.exporters", {e.name: e for e in (ONNX, TORCH, SAFETENSORS, TIMM, HF)}
+    "export format",
+    "tailorvit.exporters",
+    {e.name: e for e in (ONNX, TORCH, SAFETENSORS, TIMM, HF, TORCHSCRIPT, OPENVINO, EXECUTORCH, COREML)},
 )
 
 __all__ = [
@@ -29,11 +33,18 @@ __all__ = [
     "Exporter",
     "Job",
     "Network",
+    "Pushed",
     "compared",
     "export",
     "load",
+    "push",
     "save_network",
 ]
+
+
+def _bytes(path: Path) -> int:
+    """Of a file, or of all files in a folder, which some formats are."""
+    return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
 
 
 def export(
@@ -58,6 +69,10 @@ def export(
     if images < 1:
         raise TailorError(f"An export is checked on at least 1 image, not {images}.")
     source = Path(folder)
+    if is_hub(source):
+        if out is None:
+            raise TailorError(f"'{folder}' is on the hub; say where to write its export (--out).")
+        source = fetched(source)
     network = load(source)
     place = source / "export" / to if out is None else Path(out)
     require_free(place)  # before the work, not after it
@@ -81,7 +96,7 @@ def export(
                 else {"unchecked": "the format has no check" if check else "switched off"}
             ),
             **facts,
-            "bytes": {name: (beside / name).stat().st_size for name in files},
+            "bytes": {name: _bytes(beside / name) for name in files},
         }
         record = {"format": to, "files": files, "facts": {**facts, "checked_on": found.origin.partition(" (")[0]}}
         (beside / MARK).write_text(json.dumps(record, indent=1), encoding="utf-8")

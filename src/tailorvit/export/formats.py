@@ -14,7 +14,7 @@ import torch
 
 from tailorvit import units
 from tailorvit.export.base import Exporter, Job, compared, fresh_logits
-from tailorvit.export.network import PREFIX, Card, document, load, save_network, weights
+from tailorvit.export.network import LABELS, PREFIX, Card, document, load, save_network, weights
 from tailorvit.texts import read_table
 
 
@@ -31,12 +31,14 @@ logits = network"""
 def write_torch(job: Job) -> dict[str, Any]:
     """network.pt2, a traced program, with our JSON inside it as the extra file tailorvit.json."""
     model = job.network.model
-    batch = torch.export.Dim("batch")
+    # From one image on, said outright: left to torch, the range began at 0 or 2, by version and way of asking, and
+    # libraries that lower the program take it at its word.
+    batch = torch.export.Dim("batch", min=1)
     program = torch.export.export(model, (torch.zeros(2, *job.network.card.shape),), dynamic_shapes=({0: batch},))
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names files of this machine
     extra = json.dumps(document(model, job.network.card))
-    torch.export.save(program, job.out / "network.pt2", extra_files={"tailorvit.json": extra})
+    torch.export.save(program, job.out / "network.pt2", extra_files={LABELS: extra})
     return compared(job.expected, fresh_logits(_LOAD_TORCH, job.out, job.x, alone=True)) if job.check else {}
 
 
@@ -195,6 +197,11 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
+def run_facts(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What result.json and info.json of a run hold."""
+    return _read(folder / "result.json"), _read(folder / "info.json")
+
+
 def data_name(source: str) -> str:
     """The data's name without the folders above it, which are private."""
     if source.startswith("torchvision:"):
@@ -263,7 +270,7 @@ def _search_table(result: Mapping[str, Any], facts: Mapping[str, Any], info: Map
 def model_card(job: Job, library: str) -> str:
     """The card; every fact comes from the run folder, and unknown ones are named as such."""
     card = job.network.card
-    result, info = _read(job.source / "result.json"), _read(job.source / "info.json")
+    result, info = run_facts(job.source)
     data = result.get("data") or info.get("data") or {}
     how, (channels, high, wide) = card.preprocessing, card.shape
     more = f" and {len(card.classes) - _CLASSES_SHOWN} more" if len(card.classes) > _CLASSES_SHOWN else ""

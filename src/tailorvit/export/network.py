@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 WEIGHTS = ("network.safetensors", "model.safetensors")  # a run's own name, and the one timm and Hugging Face look for
+LABELS = "tailorvit.json"  # class names and preprocessing beside, or inside, a file of another library
 CHECKSUM = "sha256"  # of network.safetensors, in network.json
 PREFIX = "network."  # before every name in a Hugging Face folder, whose model contains ours
 BATCH = 64
@@ -131,7 +132,11 @@ def save_network(folder: Path, model: nn.Module, card: Card) -> None:
 
 
 def network_folder(folder: str | Path) -> Path:
-    """Where network.json is: the folder itself, or ``network`` inside a run folder."""
+    """Where network.json is: the folder itself, ``network`` inside a run folder, or a copy of one on the hub."""
+    from tailorvit.export.hub import fetched, is_hub
+
+    if is_hub(folder):
+        return fetched(folder)
     place = Path(folder)
     if not place.exists():
         raise TailorError(f"There is no folder '{folder}'; give a run folder or one that holds network.json.")
@@ -140,7 +145,7 @@ def network_folder(folder: str | Path) -> Path:
     if (place / "network" / "network.json").is_file():
         return place / "network"
     onnx = next((f.name for f in place.glob("*.onnx")), None) if place.is_dir() else None
-    if onnx or any(place.glob("*.pt2")):
+    if onnx or any(place.glob("*.pt2")) or (place / LABELS).is_file():
         hint = f"predict reads '{onnx}' itself" if onnx else "give the run's folder"
         raise TailorError(
             f"'{folder}' is an export without network.json, which only safetensors, timm and hf write; {hint}."
@@ -154,7 +159,7 @@ def network_folder(folder: str | Path) -> Path:
 
 
 def load(folder: str | Path) -> Network:
-    """The network of a run folder, or of a folder that holds ``network.json`` and its weights."""
+    """The network of a run folder, of a folder that holds ``network.json`` and its weights, or hf:USER/NAME."""
     place = network_folder(folder)
     try:
         data = read_table(place / "network.json")

@@ -398,6 +398,18 @@ class FamilyContract:
         self.network_folder(tmp_path)
         assert export(tmp_path, "onnx", tmp_path / "onnx", images=8).facts["max_difference"] < 1e-4
 
+    def test_the_traced_program_takes_any_batch(self, tmp_path: Path) -> None:
+        """One image, two and five, from a file; and it says so: libraries that lower it take its range at its word."""
+        model, x = self.network_folder(tmp_path), self.images(self.smallest_space(), 5)
+        place = export(tmp_path, "torch", tmp_path / "torch", check=False).path
+        program = torch.export.load(place / "network.pt2")
+        ((low, high),) = ((r.lower, r.upper) for r in program.range_constraints.values())
+        assert low == 1 and high > 1e6
+        run = program.module()
+        with torch.inference_mode():
+            for count in (1, 2, 5):
+                torch.testing.assert_close(run(x[:count]), model(x[:count]), atol=1e-4, rtol=1e-4)
+
     def test_timm_opens_it_and_gives_feature_maps(self, tmp_path: Path) -> None:
         """The same logits, and maps from large to small."""
         timm = pytest.importorskip("timm")
