@@ -33,6 +33,9 @@ MaxMacs = Annotated[str | None, typer.Option(help="At most this many multiply-ac
 MaxLatency = Annotated[str | None, typer.Option(help="At most this long an image on this device, e.g. 12ms.")]
 MaxMemory = Annotated[str | None, typer.Option(help="At most this much memory an image, e.g. 512MiB.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Log = Annotated[
+    str, typer.Option("--log", help="Send figures to: csv, tensorboard, wandb, mlflow, trackio, with commas.")
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live bar, for logs.")]
 
 
@@ -122,6 +125,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Shrink the recipe to seconds, to see that it runs.")] = False,
+    log: Log = "",
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
@@ -152,20 +156,21 @@ def run(
         for line in api.plan(recipe, **options)["lines"]:
             _say(line)
         return
-    _print_result(lambda: api.run(recipe, **options, out=out, progress=_mode(quiet, plain)))
+    _print_result(lambda: api.run(recipe, **options, out=out, callbacks=log, progress=_mode(quiet, plain)))
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of an unfinished run.")],
     data: Annotated[str | None, typer.Option(help="Where the run's images lie now, if they were moved.")] = None,
+    log: Log = "",
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
     """Go on with a run after a crash or Ctrl-C."""
     from tailorvit import api
 
-    _print_result(lambda: api.resume(folder, data=data, progress=_mode(quiet, plain)))
+    _print_result(lambda: api.resume(folder, data=data, callbacks=log, progress=_mode(quiet, plain)))
 
 
 @app.command()
@@ -182,6 +187,7 @@ def finetune(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Two epochs on few images, to see that it runs.")] = False,
+    log: Log = "",
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
@@ -200,6 +206,7 @@ def finetune(
             settings=sets or [],
             tiny=tiny,
             out=out,
+            callbacks=log,
             progress=_mode(quiet, plain),
         )
     )
@@ -224,6 +231,7 @@ def _task(name: str) -> Callable[..., None]:
         seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
         sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
         tiny: Annotated[bool, typer.Option("--tiny", help="A few steps, to see that it runs.")] = False,
+        log: Log = "",
         quiet: Quiet = False,
         plain: Plain = False,
     ) -> None:
@@ -243,7 +251,7 @@ def _task(name: str) -> Callable[..., None]:
             "settings": sets or [],
             "tiny": tiny,
         }
-        _print_result(lambda: downstream.work(name, network, **options, progress=_mode(quiet, plain)))
+        _print_result(lambda: downstream.work(name, network, **options, callbacks=log, progress=_mode(quiet, plain)))
 
     return command
 
@@ -263,6 +271,7 @@ def study(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Where the run's images lie now, if they were moved.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: RUN/study).")] = None,
+    log: Log = "",
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
@@ -277,6 +286,7 @@ def study(
             epochs=epochs,
             data=data,
             out=out,
+            callbacks=log,
             progress=_mode(quiet, plain),
         )
     )
