@@ -510,12 +510,18 @@ def report(
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs: methods, seeds, limits.")],
     out: Annotated[Path | None, typer.Option(help="Also write one page with table and figures, e.g. c.html.")] = None,
+    to: Annotated[str | None, typer.Option(help="optuna: write the trials into --out, e.g. trials.db, instead.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write every figure into this folder.")] = None,
     formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, csv, with commas.")] = "svg,csv",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     as_json: Json = False,
 ) -> None:
     """Put several runs into one table, with mean and spread over seeds."""
+    if to is not None:
+        from tailorvit.optuna_trials import write_trials
+
+        _say("\n".join(write_trials(folders, to, out)))
+        return
     from tailorvit.report import compare as compared
     from tailorvit.report import write_comparison, write_comparison_figures
 

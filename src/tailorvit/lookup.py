@@ -251,6 +251,7 @@ EXTRAS = {
     "figures": ("resvg-py",),
     "front": ("pymoo",),
     "hf": ("datasets", "transformers"),
+    "optuna": ("optuna",),
     "shards": ("pyarrow", "webdataset"),
     "tasks": ("pycocotools", "transformers"),
     "tensorboard": ("tensorboard",),
