@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import tailorvit
 from tailorvit import downstream
 from tailorvit.callbacks import Callback, Hooks, checked
 from tailorvit.errors import TailorError
+from tailorvit.loggers import LOGGERS
 from tailorvit.runs import Run
 from tailorvit.space import Dim, Space
 
@@ -68,7 +71,7 @@ def stored(folder) -> dict:
 def stopped_and_resumed(tmp_path_factory):
     """A run without callbacks, and one that was stopped among its trials and resumed: both with what they stored."""
     place = tmp_path_factory.mktemp("runs")
-    options = {"tiny": True, "settings": QUICK, "progress": "quiet"}
+    options = {"tiny": True, "settings": {**QUICK, "s4.iterations": 1}, "progress": "quiet"}
     tailorvit.run(out=place / "plain", **options)
     first, second = Recorder("trial", 7), Recorder()
     with pytest.raises(KeyboardInterrupt):
@@ -240,6 +243,25 @@ def test_what_other_processes_did_is_told_by_the_writer(tmp_path):
         run.hooks = Hooks([seen])
         run.absorb(other.drained())
     assert seen.told("epoch_ends") == [["fit-1", 1, {"loss": 1.0}]] and seen.told("message") == [["note", "from there"]]
+
+
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    page = (Path(__file__).parent.parent / "docs" / "callbacks.md").read_text(encoding="utf-8")
+    first, last = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(first, names)
+    assert (tmp_path / "runs" / "told" / "log.csv").is_file()
+    exec(last, names)
+    assert names["study"].best_value == names["best"].accuracy > 0
+    assert f"done: {names['result'].test_accuracy:.1f} %" in capsys.readouterr().out
+
+
+def test_the_page_names_every_event_and_logger():
+    page = (Path(__file__).parent.parent / "docs" / "callbacks.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)\(", page, re.M) == EVENTS
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == list(LOGGERS)
 
 
 def test_every_call_that_works_takes_callbacks():

@@ -510,7 +510,9 @@ def report(
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs: methods, seeds, limits.")],
     out: Annotated[Path | None, typer.Option(help="Also write one page with table and figures, e.g. c.html.")] = None,
-    to: Annotated[str | None, typer.Option(help="optuna: write the trials into --out, e.g. trials.db, instead.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="optuna: write the trials into --out, e.g. trials.db, instead.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write every figure into this folder.")] = None,
     formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, csv, with commas.")] = "svg,csv",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,

@@ -209,7 +209,7 @@ class MlflowLogger(Logger):
     def open(self, info: RunInfo) -> None:
         """Begin a run there, or go on with it; by a client of its own, as the program's active run is not ours."""
         mlflow: Any = import_module(self.module)
-        entities: Any = import_module("mlflow.entities")
+        entities: Any = import_module(f"{self.module}.entities")
         self._metric, client = entities.Metric, mlflow.MlflowClient()
         known = _remembered(info.folder, self.module)
         if known:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +54,7 @@ def write_optuna(folders: Iterable[str | Path], out: str | Path) -> dict[str, in
     try:
         import optuna
     except ImportError:
-        raise TailorError(
-            "Trials for optuna need the package optuna: pip install 'tailorvit[optuna]'."
-        ) from None
+        raise TailorError("Trials for optuna need the package optuna: pip install 'tailorvit[optuna]'.") from None
 
     out, places = Path(out), [Path(folder) for folder in folders]
     if out.exists():
@@ -116,7 +115,7 @@ def _studies(folders: Sequence[Path]) -> dict[str, tuple[list[Row], str, dict[st
 def _space_of(stage: str, archs: Sequence[Arch], spaces: Sequence[Row]) -> Space | None:
     """The space that a stage's architectures come from: of its step, else the last one that has all of them."""
     number = stage.rpartition("-")[2]
-    ordered = sorted(reversed(spaces), key=lambda row: str(row.get("step")) != number)
+    ordered = sorted(spaces[::-1], key=lambda row: str(row.get("step")) != number)
     return next((row["space"] for row in ordered if all(map(row["space"].contains, archs))), None)
 
 
@@ -140,7 +139,7 @@ def _distribution(values: set[Any]) -> BaseDistribution:
     if not all(isinstance(v, int | float) for v in ordered):
         return CategoricalDistribution(ordered)
     exact = [Fraction(str(v)) for v in ordered]
-    gaps = {b - a for a, b in zip(exact, exact[1:])}
+    gaps = {b - a for a, b in pairwise(exact)}
     if len(gaps) > 1:
         return CategoricalDistribution(ordered)
     step = gaps.pop() if gaps else Fraction(1)
@@ -149,9 +148,7 @@ def _distribution(values: set[Any]) -> BaseDistribution:
     return FloatDistribution(float(ordered[0]), float(ordered[-1]), step=float(step))
 
 
-def _write(
-    storage: BaseStorage, name: str, rows: Sequence[Row], cost: str, choices: Mapping[str, set[Any]]
-) -> None:
+def _write(storage: BaseStorage, name: str, rows: Sequence[Row], cost: str, choices: Mapping[str, set[Any]]) -> None:
     """One study."""
     import optuna
 
