@@ -83,7 +83,7 @@ def write_optuna(folders: Iterable[str | Path], out: str | Path) -> dict[str, in
 
 def _studies(folders: Sequence[Path]) -> dict[str, tuple[list[Row], str, dict[str, set[Any]]]]:
     """By the name of the study: trials, the cost they were searched by (empty: none), and values of each gene."""
-    found = {}
+    found: dict[str, tuple[list[Row], str, dict[str, set[Any]]]] = {}
     for folder in folders:
         with Run.open(folder, lock=False) as run:
             stages: dict[str, list[Row]] = {}
@@ -115,7 +115,8 @@ def _studies(folders: Sequence[Path]) -> dict[str, tuple[list[Row], str, dict[st
 def _space_of(stage: str, archs: Sequence[Arch], spaces: Sequence[Row]) -> Space | None:
     """The space that a stage's architectures come from: of its step, else the last one that has all of them."""
     number = stage.rpartition("-")[2]
-    ordered = sorted(spaces[::-1], key=lambda row: str(row.get("step")) != number)
+    newest_first = spaces[::-1]
+    ordered = sorted(newest_first, key=lambda row: str(row.get("step")) != number)
     return next((row["space"] for row in ordered if all(map(row["space"].contains, archs))), None)
 
 
@@ -155,7 +156,8 @@ def _write(storage: BaseStorage, name: str, rows: Sequence[Row], cost: str, choi
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # a line for every study is not for our screen
     try:
-        directions = ["maximize", *(["minimize"] if cost else [])]
+        best = optuna.study.StudyDirection
+        directions = [best.MAXIMIZE, *([best.MINIMIZE] if cost else [])]
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
     finally:
         optuna.logging.set_verbosity(level)
@@ -172,12 +174,13 @@ def _trial(row: Row, cost: str, distributions: Mapping[str, BaseDistribution]) -
     costs = {"params": row["params"], "macs": row["macs"], **row["costs"]}
     goal = row["accuracy"] if row["accuracy"] is not None else row.get("score")
     values = [goal, *([costs.get(cost)] if cost else [])]
-    whole = all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+    known = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    whole = len(known) == len(values)
     params = {gene: value for gene, value in genes(row["arch"]).items() if gene in distributions}
     about = {"source": row["source"], "generation": row["generation"], "arch": row["arch"].to_dict()}
     return create_trial(
         state=TrialState.COMPLETE if whole else TrialState.FAIL,
-        values=[float(v) for v in values] if whole else None,
+        values=known if whole else None,
         params=params,
         distributions={gene: distributions[gene] for gene in params},
         user_attrs={k: v for k, v in {**costs, **about}.items() if v is not None},
