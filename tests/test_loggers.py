@@ -77,6 +77,21 @@ def test_the_help_names_every_logger():
     assert ", ".join(LOGGERS) in text
 
 
+@pytest.mark.parametrize("verb", ["run", "resume", "finetune"])
+def test_torchrun_takes_no_option_of_ours_as_its_own(verb):
+    """It reads the beginning of an option as the option, also behind the program's name."""
+    import typer
+    from torch.distributed.run import get_args_parser
+
+    known = [o for p in typer.main.get_command(cli.app).commands[verb].params for o in p.opts if o.startswith("--")]
+    assert "--log-to" in known
+    for option in known:
+        found = get_args_parser().parse_args(["-m", "tailorvit", verb, option])
+        assert found.training_script_args == [verb, option]
+    with pytest.raises(SystemExit):
+        get_args_parser().parse_args(["-m", "tailorvit", verb, "--log"])
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +140,7 @@ def test_a_run_from_the_command_line_and_by_the_recipes_key(tmp_path):
     sets = [
         word for key, value in {**QUICK, "tensorboard": True}.items() for word in ("--set", f"{key}={value}".lower())
     ]
-    command = ["run", "--tiny", "--quiet", "--out", str(tmp_path / "run"), "--log", "csv", *sets]
+    command = ["run", "--tiny", "--quiet", "--out", str(tmp_path / "run"), "--log-to", "csv", *sets]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     lost = [

@@ -33,8 +33,9 @@ MaxMacs = Annotated[str | None, typer.Option(help="At most this many multiply-ac
 MaxLatency = Annotated[str | None, typer.Option(help="At most this long an image on this device, e.g. 12ms.")]
 MaxMemory = Annotated[str | None, typer.Option(help="At most this much memory an image, e.g. 512MiB.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+# Not --log: torchrun takes that as the beginning of options of its own.
 Log = Annotated[
-    str, typer.Option("--log", help="Send figures to: csv, tensorboard, wandb, mlflow, trackio, with commas.")
+    str, typer.Option("--log-to", help="Send figures to: csv, tensorboard, wandb, mlflow, trackio, with commas.")
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live bar, for logs.")]
 
