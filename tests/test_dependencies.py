@@ -31,7 +31,7 @@ BROUGHT = {
 BY_NAME = {
     "onnxscript": "export/onnx_format.py",
     "open_clip": "trunks/libraries.py",
-    "tensorboard": "methods/session.py",  # of torch.utils
+    "tensorboard": "loggers.py",  # of torch.utils
 }
 
 

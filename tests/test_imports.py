@@ -17,6 +17,7 @@ LAYERS = (
         "errors",
         "descriptors",
         "rng",
+        "callbacks",
         "ranks",
         "units",
         "progress",

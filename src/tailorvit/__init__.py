@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tailorvit.api import Result, Study, finetune, resume, run, study
     from tailorvit.arch import Arch
+    from tailorvit.callbacks import Callback
     from tailorvit.catalogue import listing
     from tailorvit.costs import Counter, Limits, Meter
     from tailorvit.data import open_data
@@ -32,6 +33,7 @@ __version__ = "0.2.0"
 
 _HOME = {
     "Arch": "arch",
+    "Callback": "callbacks",
     "Counter": "costs",
     "Dim": "space",
     "Evaluation": "evaluation",
@@ -69,6 +71,7 @@ _HOME = {
 __all__ = [
     "FAMILIES",
     "Arch",
+    "Callback",
     "Counter",
     "Dim",
     "Evaluation",

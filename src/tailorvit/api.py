@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from tailorvit import downstream, guard, ranks, units
+from tailorvit.callbacks import Callback
 from tailorvit.checkpoints.pretrained import Pretrained
 from tailorvit.checkpoints.starts import first_at_hand
 from tailorvit.config import (
@@ -32,6 +33,7 @@ from tailorvit.costs.runtime import MEASURING, bounds_of
 from tailorvit.data.memory import keep_copy, source_of
 from tailorvit.data.sources import source_of_run
 from tailorvit.errors import TailorError
+from tailorvit.loggers import Callbacks, callbacks_of, with_tensorboard
 from tailorvit.methods import METHODS, default_start, schedule, tailor_plan, team
 from tailorvit.methods import study as studies
 from tailorvit.methods.contest import after_contest
@@ -150,6 +152,7 @@ def run(
     settings: Changes = (),
     tiny: bool = False,
     out: str | Path | None = None,
+    callbacks: Callbacks = (),
     progress: Mode | None = None,
 ) -> Result:
     """Find, train and save a network for images and limits, in a new folder.
@@ -158,6 +161,7 @@ def run(
     ``start`` is the pretrained network of ``--from``, such as ``timm:NAME``; ``from`` is a keyword in Python.
     ``data`` may also be (images, labels), a torch Dataset, a DataFrame of files and classes, or a data set of Hugging
     Face; the run keeps a copy of them.
+    ``callbacks`` are told what happens (docs/callbacks.md): objects of ``tailorvit.Callback``, and names of loggers.
     Everything that can be checked is checked before the folder is made.
     """
     limits = {"max_params": max_params, "min_params": min_params, "max_macs": max_macs}
@@ -176,7 +180,8 @@ def run(
         "budget": budget,
     }
     rest = {"seed": seed, "settings": settings, "tiny": tiny}
-    return _led(lambda: _begin(_choices(recipe, options, rest), out, progress))
+    called = callbacks_of(callbacks)
+    return _led(lambda: _begin(_choices(recipe, options, rest), out, progress, called))
 
 
 def plan(recipe: str | Path | None = None, **options: Any) -> dict[str, Any]:
@@ -407,6 +412,7 @@ def finetune(
     settings: Changes = (),
     tiny: bool = False,
     out: str | Path | None = None,
+    callbacks: Callbacks = (),
     progress: Mode | None = None,
 ) -> Result:
     """Train a finished network on: other images, other classes, another resolution; writes a run of its own.
@@ -414,7 +420,8 @@ def finetune(
     With ``beside`` a linear probe on the frozen network and the same network from scratch are trained beside it.
     """
     options = (source_of(data), image_size, preset, windows, seed, settings, tiny, beside)
-    return _led(lambda: _begin([Choice(finetune_recipe(network, *options))], out, progress))
+    called = callbacks_of(callbacks)
+    return _led(lambda: _begin([Choice(finetune_recipe(network, *options))], out, progress, called))
 
 
 def finetune_recipe(
@@ -487,14 +494,16 @@ def _begun_before(out: str | Path | None) -> Path | None:
     return None
 
 
-def _begin(choices: Sequence[Choice], out: str | Path | None, progress: Mode | None) -> Result:
+def _begin(
+    choices: Sequence[Choice], out: str | Path | None, progress: Mode | None, called: Sequence[Callback]
+) -> Result:
     """Check, make the folder, work; torch and the random generators are left as they were.
 
     A note on what was chosen for the user is kept in info.json, and said.
     """
     begun = _begun_before(out)
     if begun is not None:
-        return _resume(begun, None, progress)
+        return _resume(begun, None, progress, called)
     with preserved_state(), stoppable():
         ready, note = _first_that_works(choices, lambda choice: _checked(choice, out, progress))
         plan = ready.plan
@@ -507,7 +516,7 @@ def _begin(choices: Sequence[Choice], out: str | Path | None, progress: Mode | N
                 record.spend("plan", ready.seconds)
             copy_start(plan.start, plan.config, record)
             keep_table(plan.clock, record)
-            return _work(plan, record, progress)
+            return _work(plan, record, progress, called)
 
 
 def _checked(choice: Choice, out: str | Path | None, progress: Mode | None) -> Ready:
@@ -543,22 +552,30 @@ def _info(plan: Plan) -> dict[str, Any]:
     }
 
 
-def resume(folder: str | Path, *, data: str | Path | None = None, progress: Mode | None = None) -> guard.Result:
+def resume(
+    folder: str | Path,
+    *,
+    data: str | Path | None = None,
+    callbacks: Callbacks = (),
+    progress: Mode | None = None,
+) -> guard.Result:
     """Go on with an unfinished run; a finished one just gives its result.
 
-    ``data`` says where the run's images lie now; they must be the same images.
+    ``data`` says where the run's images lie now; they must be the same images. ``callbacks`` are told what is new.
     """
     if downstream.task_of(folder):
-        return downstream.resume(folder, data=data, progress=progress)
-    return _led(lambda: _resume(folder, data, progress))
+        return downstream.resume(folder, data=data, callbacks=callbacks, progress=progress)
+    called = callbacks_of(callbacks)
+    return _led(lambda: _resume(folder, data, progress, called))
 
 
-def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) -> Result:
+def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None, called: Sequence[Callback]) -> Result:
     from tailorvit.report import write_report
 
     place = Path(folder)
     if (begun := study_in(place)) is not None:
-        return study(run_studied(place, begun), what=begun["what"], data=data, out=place, progress=progress)
+        options: dict[str, Any] = {"what": begun["what"], "data": data, "out": place}
+        return study(run_studied(place, begun), **options, callbacks=called, progress=progress)
     with Run.open(place) as record, preserved_state(), stoppable(), guard.to_go_on_with(record):
         if record.finished:
             if not (place / "report.html").exists():  # killed between the two
@@ -578,7 +595,7 @@ def _resume(folder: str | Path, data: str | Path | None, progress: Mode | None) 
         if data is not None:
             guard.note_moved(plan.data, record)
         record.event("resume", "the run goes on")
-        return _work(plan, record, progress)
+        return _work(plan, record, progress, called)
 
 
 def _stored_config(record: Run, data: str | Path | None) -> Config:
@@ -598,24 +615,27 @@ def _require_same_method(record: Run) -> None:
         raise TailorError(f"'{record.folder}' began with method '{begun}', but its recipe.toml says '{found}'.")
 
 
-def _work(plan: Plan, record: Run, mode: Mode | None) -> Result:
+def _work(plan: Plan, record: Run, mode: Mode | None, called: Sequence[Callback]) -> Result:
     """Run the method, write result and report."""
-    with _at_work(plan, record, mode) as session:
+    with _at_work(plan, record, mode, called) as session:
         facts = run_method(team.begin(session))
         facts = _with_changes(session, facts)
         record.write_json("result", facts)
         guard.report_on(session)
-        return Result(record.folder, facts)
+        result = Result(record.folder, facts)
+        record.hooks.tell("run_ends", result)
+        return result
 
 
 @contextlib.contextmanager
-def _at_work(plan: Plan, record: Run, mode: Mode | None) -> Iterator[Session]:
+def _at_work(plan: Plan, record: Run, mode: Mode | None, called: Sequence[Callback]) -> Iterator[Session]:
     """A session for a piece of work; what ends it is stored, and said with how to go on."""
     import torch
 
     progress = make_progress(mode)
     session = Session(plan, record, progress)
-    with contextlib.closing(progress), guard.failures_told(record):
+    called = with_tensorboard(called) if plan.config.tensorboard else called
+    with contextlib.closing(progress), guard.callbacks_told(session, called), guard.failures_told(record):
         torch.set_num_threads(plan.config.threads)
         with guard.memory_notices(session):
             _open_session(session)
@@ -693,6 +713,7 @@ def study(
     epochs: int | None = None,
     data: str | Path | None = None,
     out: str | Path | None = None,
+    callbacks: Callbacks = (),
     progress: Mode | None = None,
 ) -> Study:
     """Retrain the best network of each space of a finished run, and compare inherited, tuned and retrained networks.
@@ -702,7 +723,7 @@ def study(
     """
     if ranks.world() > 1:
         raise TailorError("A study is the work of one process; start it without torchrun.")
-    place = Path(run)
+    called, place = callbacks_of(callbacks), Path(run)
     folder = place / studies.STUDY if out is None else Path(out)
     with Run.open(place, lock=False) as parent:
         studies.require_studied(parent)
@@ -712,8 +733,9 @@ def study(
             if plan is None:
                 facts = dict(record.read_json(studies.STUDY) or {})
             else:
-                with guard.to_go_on_with(record), _at_work(plan, record, progress) as session:
+                with guard.to_go_on_with(record), _at_work(plan, record, progress, called) as session:
                     facts = studies.study(session, parent, settings)
+                    record.hooks.tell("run_ends", Study(folder, facts))
     if folder.resolve() == place.resolve() / studies.STUDY:
         _report_on(place)
     return Study(folder, facts)

@@ -37,6 +37,10 @@ Open = Annotated[
     bool | None,
     typer.Option("--open/--no-open", help="Show report.html in a browser (default: in a desktop's terminal)."),
 ]
+# Not --log: torchrun takes that as the beginning of options of its own.
+Log = Annotated[
+    str, typer.Option("--log-to", help="Send figures to: csv, tensorboard, wandb, mlflow, trackio, with commas.")
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live bar, for logs.")]
 
 
@@ -135,6 +139,7 @@ def run(
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Shrink the recipe to seconds, to see that it runs.")] = False,
     show: Open = None,
+    log: Log = "",
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
@@ -165,7 +170,7 @@ def run(
         for line in api.plan(recipe, **options)["lines"]:
             _say(line)
         return
-    _print_result(lambda: api.run(recipe, **options, out=out, progress=_mode(quiet, plain)), show)
+    _print_result(lambda: api.run(recipe, **options, out=out, callbacks=log, progress=_mode(quiet, plain)), show)
 
 
 @app.command()
@@ -173,13 +178,14 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of an unfinished run.")],
     data: Annotated[str | None, typer.Option(help="Where the run's images lie now, if they were moved.")] = None,
     show: Open = None,
+    log: Log = "",
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
     """Go on with a run after a crash or Ctrl-C."""
     from tailorvit import api
 
-    _print_result(lambda: api.resume(folder, data=data, progress=_mode(quiet, plain)), show)
+    _print_result(lambda: api.resume(folder, data=data, callbacks=log, progress=_mode(quiet, plain)), show)
 
 
 @app.command()
@@ -197,6 +203,7 @@ def finetune(
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Two epochs on few images, to see that it runs.")] = False,
     show: Open = None,
+    log: Log = "",
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
@@ -215,6 +222,7 @@ def finetune(
             settings=sets or [],
             tiny=tiny,
             out=out,
+            callbacks=log,
             progress=_mode(quiet, plain),
         ),
         show,
@@ -241,6 +249,7 @@ def _task(name: str) -> Callable[..., None]:
         sets: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: train.epochs=50.")] = None,
         tiny: Annotated[bool, typer.Option("--tiny", help="A few steps, to see that it runs.")] = False,
         show: Open = None,
+        log: Log = "",
         quiet: Quiet = False,
         plain: Plain = False,
     ) -> None:
@@ -260,7 +269,9 @@ def _task(name: str) -> Callable[..., None]:
             "settings": sets or [],
             "tiny": tiny,
         }
-        _print_result(lambda: downstream.work(name, network, **options, progress=_mode(quiet, plain)), show)
+        _print_result(
+            lambda: downstream.work(name, network, **options, callbacks=log, progress=_mode(quiet, plain)), show
+        )
 
     return command
 
@@ -280,6 +291,7 @@ def study(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Where the run's images lie now, if they were moved.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: RUN/study).")] = None,
+    log: Log = "",
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
@@ -294,6 +306,7 @@ def study(
             epochs=epochs,
             data=data,
             out=out,
+            callbacks=log,
             progress=_mode(quiet, plain),
         )
     )
@@ -519,12 +532,20 @@ def report(
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs: methods, seeds, limits.")],
     out: Annotated[Path | None, typer.Option(help="Also write one page with table and figures, e.g. c.html.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="optuna: write the trials into --out, e.g. trials.db, instead.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write every figure into this folder.")] = None,
     formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, csv, with commas.")] = "svg,csv",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     as_json: Json = False,
 ) -> None:
     """Put several runs into one table, with mean and spread over seeds."""
+    if to is not None:
+        from tailorvit.optuna_trials import write_trials
+
+        _say("\n".join(write_trials(folders, to, out)))
+        return
     from tailorvit.report import compare as compared
     from tailorvit.report import write_comparison, write_comparison_figures
 
@@ -555,7 +576,9 @@ def watch(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or of a network.")],
-    to: Annotated[str, typer.Option(help="onnx, torch, safetensors, timm, hf, torchscript, openvino, executorch, coreml.")],
+    to: Annotated[
+        str, typer.Option(help="onnx, torch, safetensors, timm, hf, torchscript, openvino, executorch, coreml.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder to write (default: export/FORMAT in the run).")] = None,
     data: Annotated[str | None, typer.Option(help="Where the run's images lie now, to check on.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Also an int8 network, its accuracy measured (onnx).")] = False,

@@ -16,7 +16,9 @@ from tailorvit.errors import TailorError
 from tailorvit.texts import read_table
 
 if TYPE_CHECKING:
+    from tailorvit.callbacks import Callback
     from tailorvit.export import Exported
+    from tailorvit.loggers import Callbacks
     from tailorvit.progress import Mode
     from tailorvit.runs import Run
     from tailorvit.tasks.base import TaskData
@@ -78,13 +80,15 @@ def work(
     seed: int | None = None,
     settings: Changes = (),
     tiny: bool = False,
+    callbacks: Callbacks = (),
     progress: Mode | None = None,
 ) -> TaskResult:
     """Train a network of a task on a backbone, in a new folder.
 
     ``network`` is the folder of a finished run or of a network, or ``timm:NAME``. The arguments are the options of the
-    command of the task's name; limits are of the whole network.
+    command of the task's name; limits are of the whole network. ``callbacks`` are told what happens.
     """
+    from tailorvit.loggers import callbacks_of
     from tailorvit.rng import preserved_state
     from tailorvit.runs import Run
     from tailorvit.tasks.candidates import candidates_of
@@ -94,7 +98,7 @@ def work(
     options: dict[str, Any] = {"preset": preset, "image_size": image_size, "scratch": scratch, "seed": seed}
     options |= {"limits": {"max_params": max_params, "max_macs": max_macs}, "candidates": candidates}
     options |= {"weights": None if weights is None else str(weights), "settings": settings, "tiny": tiny}
-    recipe = task_recipe(task, str(network), str(data), **options)
+    recipe, called = task_recipe(task, str(network), str(data), **options), callbacks_of(callbacks)
     with preserved_state(), stoppable():
         if out is not None:
             Run.require_free(Path(out))
@@ -105,13 +109,20 @@ def work(
         with Run.create(folder, recipe_text(plan.config, plan.settings), info) as record, guard.to_go_on_with(record):
             record.write_json("splits", plan.data.split_record())
             _keep_starts(plan, record)
-            return _work(plan, record, progress)
+            return _work(plan, record, progress, called)
 
 
-def resume(folder: str | Path, *, data: str | Path | None = None, progress: Mode | None = None) -> TaskResult:
+def resume(
+    folder: str | Path,
+    *,
+    data: str | Path | None = None,
+    callbacks: Callbacks = (),
+    progress: Mode | None = None,
+) -> TaskResult:
     """Go on with an unfinished run of a task; a finished one just gives its result."""
     from tailorvit.config import parse_recipe
     from tailorvit.data.sources import source_of_run
+    from tailorvit.loggers import callbacks_of
     from tailorvit.report import write_report
     from tailorvit.rng import preserved_state
     from tailorvit.runs import Run
@@ -119,7 +130,7 @@ def resume(folder: str | Path, *, data: str | Path | None = None, progress: Mode
     from tailorvit.tasks.work import prepare_task
     from tailorvit.train.stopping import stoppable
 
-    place = Path(folder)
+    place, called = Path(folder), callbacks_of(callbacks)
     with Run.open(place) as record, preserved_state(), stoppable(), guard.to_go_on_with(record):
         if record.finished:
             if not (place / "report.html").exists():  # killed between the two
@@ -145,7 +156,7 @@ def resume(folder: str | Path, *, data: str | Path | None = None, progress: Mode
             guard.note_moved(plan.data, record)
         _keep_starts(plan, record)
         record.event("resume", "the run goes on")
-        return _work(plan, record, progress)
+        return _work(plan, record, progress, called)
 
 
 def _require_same(plan: TaskPlan, record: Run) -> None:
@@ -179,7 +190,7 @@ def _kept_starts(record: Run) -> list[Any]:
     return [Start.saved(folder) for folder in folders] if whole else []
 
 
-def _work(plan: TaskPlan, record: Run, mode: Mode | None) -> TaskResult:
+def _work(plan: TaskPlan, record: Run, mode: Mode | None, called: Sequence[Callback]) -> TaskResult:
     """Train, write result and report."""
     import torch
 
@@ -189,13 +200,16 @@ def _work(plan: TaskPlan, record: Run, mode: Mode | None) -> TaskResult:
     progress = make_progress(mode)
     session = TaskSession(plan, record, progress)
     advice = "a smaller backbone, batch (--set train.batch=) or image (--image-size)"
-    with contextlib.closing(progress), guard.failures_told(record, advice):
+    told = guard.callbacks_told(session, called)
+    with contextlib.closing(progress), told, guard.failures_told(record, advice):
         torch.set_num_threads(plan.config.threads)
         with guard.memory_notices(session):
             facts = run_task(session)
         record.write_json("result", facts)
         guard.report_on(session)
-        return TaskResult(record.folder, facts)
+        result = TaskResult(record.folder, facts)
+        record.hooks.tell("run_ends", result)
+        return result
 
 
 # -- the commands a task's run shares with others -------------------------------------------------------------------

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tailorvit.callbacks import Callback, Hooks, RunInfo
 from tailorvit.data.sources import absolute_path
 from tailorvit.errors import TailorError, out_of_memory
 from tailorvit.lookup import versions
 from tailorvit.methods.stages import Stages
 from tailorvit.runs import Run
 from tailorvit.runs.atomic import disk_full
+from tailorvit.texts import parse_toml
 from tailorvit.train.memory import MemoryNotice, reason
 from tailorvit.train.stopping import Stopped
 
@@ -125,6 +128,22 @@ def to_go_on_with(record: Run) -> Iterator[None]:
         raise TailorError(
             f"Cannot read or write{place}: {error.strerror or error}. Go on with: {go_on(record.folder)}"
         ) from error
+
+
+@contextlib.contextmanager
+def callbacks_told(stages: Stages, callbacks: Sequence[Callback]) -> Iterator[None]:
+    """Callbacks are told of the work inside, of its beginning, and where it fails."""
+    run = stages.run
+    run.hooks = hooks = Hooks(callbacks, lambda text: stages.log("warning", text))
+    if hooks:
+        method = str(run.info.get("method") or run.info.get("task"))
+        recipe, resumed = parse_toml(run.recipe), bool(run.events("resume"))
+        hooks.tell("run_begins", RunInfo(run.folder, method, recipe, copy.deepcopy(run.info), resumed))
+    try:
+        yield
+    except BaseException as error:  # a signal too
+        hooks.tell("failed", error)
+        raise
 
 
 @contextlib.contextmanager

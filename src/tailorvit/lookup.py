@@ -211,6 +211,7 @@ EXTRAS = {
     "front": ("pymoo",),
     "hf": ("datasets", "transformers"),
     "openvino": ("openvino", "timmx"),
+    "optuna": ("optuna",),
     "shards": ("pyarrow", "webdataset"),
     "tasks": ("pycocotools", "transformers"),
     "tensorboard": ("tensorboard",),

@@ -291,13 +291,6 @@ def test_a_resumed_s4_follows_what_it_stored(sessions):
     assert move_space(SPACE, meter, by_width, settings, 0, S4Journal(one))[0] == SPACE, "a stop stays one"
 
 
-def test_tensorboard_on_request(sessions):
-    pytest.importorskip("torch.utils.tensorboard")
-    one = sessions(tensorboard=True)
-    one.plain(SPACE.smallest(), one.config.final.train, "final")
-    assert list((one.run.folder / "tensorboard" / "final").glob("events*"))
-
-
 def test_extract_and_finetune(sessions):
     one = sessions()
     net = one.supernet(SPACE, 0)

@@ -14,6 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tailorvit import api, cli, downstream, health, load, load_task, lookup
+from tailorvit.callbacks import Callback
 from tailorvit.errors import TailorError
 from tailorvit.methods.stages import StageSink
 from tailorvit.report import compare, write_report
@@ -321,3 +322,33 @@ def test_a_config_has_good_values():
         TaskConfig("x", "y", candidate_share=0)
     with pytest.raises(TailorError, match="seed must be"):
         TaskConfig("x", "y", seed=-1)
+
+
+def test_callbacks_are_told_of_a_task_once_over_a_stop(whole, net, pictures, tmp_path, toy):
+    class Stop(Callback):
+        def __init__(self, after=0):
+            self.after, self.epochs, self.ends, self.begun = after, [], [], []
+
+        def run_begins(self, info):
+            self.begun.append((info.method, info.resumed, info.recipe["task"]))
+
+        def epoch_ends(self, stage, epoch, facts):
+            self.epochs.append((stage, epoch))
+            if len(self.epochs) == self.after:
+                raise KeyboardInterrupt
+
+        def run_ends(self, result):
+            self.ends.append(result["test"])
+
+    first, second = Stop(after=1), Stop()
+    with pytest.raises(Stopped):
+        start(net, pictures, tmp_path / "run", callbacks=[first])
+    result = api.resume(tmp_path / "run", progress="quiet", callbacks=[second, "csv"])
+    assert outcome(tmp_path / "run")["weights"] == outcome(whole[0])["weights"]
+    assert (first.epochs + second.epochs)[:2] == [("train", 1), ("train", 2)]
+    assert len(set(first.epochs + second.epochs)) == len(first.epochs + second.epochs)
+    assert first.begun == [("mean-colour", False, "mean-colour")] and second.begun == [
+        ("mean-colour", True, "mean-colour")
+    ]
+    assert first.ends == [] and second.ends == [result["test"]]
+    assert f",result,,test_close,{result['test']['close']}" in (tmp_path / "run" / "log.csv").read_text()

@@ -169,7 +169,9 @@ def write_coreml(job: Job) -> dict[str, Any]:
     return write_with_timmx(job, _COREML)
 
 
-TORCHSCRIPT = Exporter("torchscript", "one file for torch.jit.load and libtorch, any batch size", None, write_torchscript)
+TORCHSCRIPT = Exporter(
+    "torchscript", "one file for torch.jit.load and libtorch, any batch size", None, write_torchscript
+)
 OPENVINO = Exporter("openvino", "two files for Intel's OpenVINO, any batch size", "tailorvit[openvino]", write_openvino)
 EXECUTORCH = Exporter("executorch", "one file for phones, one image a call", "tailorvit[executorch]", write_executorch)
 COREML = Exporter("coreml", "a package for Apple's Core ML, one image a call", "tailorvit[coreml]", write_coreml)

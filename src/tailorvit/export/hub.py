@@ -70,7 +70,9 @@ def _told(name: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         code = error.response.status_code
         if code in (401, 403):
-            raise TailorError(f"The hub refuses your token for '{name}' ({code}); it needs the right to write.") from None
+            raise TailorError(
+                f"The hub refuses your token for '{name}' ({code}); it needs the right to write."
+            ) from None
         raise TailorError(f"The hub answers {code} for '{name}': {_flat(error)}.") from None
     except errors.LocalEntryNotFoundError as error:
         raise TailorError(
@@ -177,7 +179,9 @@ def _earlier(api: Any, name: str, public: bool) -> str | None:
     found = {row.rfilename for row in info.siblings or ()} - {_GIT}
     foreign = sorted(found - set(FILES)) or sorted(found if "network.json" not in found else ())
     if foreign:
-        raise TailorError(f"'{name}' holds files that no push wrote (such as '{shown(foreign[0])}'); choose another name.")
+        raise TailorError(
+            f"'{name}' holds files that no push wrote (such as '{shown(foreign[0])}'); choose another name."
+        )
     if not info.private and not public:
         raise TailorError(f"'{name}' is public; push into it with --public, or choose another name.")
     return str(info.sha)

@@ -73,7 +73,7 @@ class Session(Stages):
     """The pieces of work: train a supernet, score sub-networks, search, train a plain network."""
 
     def __init__(self, plan: Plan, run: Run, progress: Progress) -> None:
-        super().__init__(run, progress, plan.config.seed, plan.device, plan.config.tensorboard)
+        super().__init__(run, progress, plan.config.seed, plan.device)
         self.plan, self.config, self.data, self.space = plan, plan.config, plan.data, plan.space
         self.limits = plan.limits
         self.family = family(plan.space.family)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ from tailorvit.train.loop import Trained
 class Stages:
     """A run's folder and screen, and what is done stage by stage."""
 
-    def __init__(self, run: Run, progress: Progress, seed: int, device: str, tensorboard: bool = False) -> None:
-        self.run, self.progress, self.seed, self.device, self.tensorboard = run, progress, seed, device, tensorboard
+    def __init__(self, run: Run, progress: Progress, seed: int, device: str) -> None:
+        self.run, self.progress, self.seed, self.device = run, progress, seed, device
 
     def failed(self) -> int:
         """How many images could not be read so far; :meth:`note_skipped` tells them."""
@@ -49,11 +49,14 @@ class Stages:
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Add the time of a piece of work to its stage, also when it is interrupted."""
+        self.run.hooks.tell("stage_begins", stage)
         begin = time.monotonic()
         try:
             yield
         finally:
-            self.run.spend(stage, time.monotonic() - begin)
+            seconds = time.monotonic() - begin
+            self.run.spend(stage, seconds)
+        self.run.hooks.tell("stage_ends", stage, seconds)
 
     # -- stages -------------------------------------------------------------------------------------------------------
 
@@ -64,8 +67,8 @@ class Stages:
         if self.run.result(stage) is not None:
             self.log("warning", f"{stage}: its weights are gone, so it is trained again.")
         with self.timed(stage):
-            with closing(StageSink(self, stage)) as sink:
-                trained = work(sink)
+            sink = StageSink(self, stage)
+            trained = work(sink)
             # The checkpoint of a finished stage holds its weights, without the optimiser.
             facts: dict[str, Any] = {
                 "loss": trained.loss,
@@ -137,7 +140,6 @@ class StageSink(Sink):
         self.stages, self.stage = stages, stage
         self.epochs = 0  # that the database has
         self.failed = stages.failed()  # images that were told
-        self._board = _tensorboard(stages, stage) if stages.tensorboard else None
 
     def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint, after images that were replaced in its steps are told: they may be as before later."""
@@ -155,12 +157,9 @@ class StageSink(Sink):
         return found
 
     def epoch(self, epoch: int, facts: Mapping[str, Any]) -> None:
-        """Into the database, and to TensorBoard if wanted."""
+        """Into the database."""
         self.stages.run.record_epoch(self.stage, epoch, **facts)
         self.epochs = epoch
-        if self._board is not None:
-            for name, value in facts.items():
-                self._board.add_scalar(name, value, epoch)
 
     def event(self, kind: str, text: str) -> None:
         """Into the log."""
@@ -169,17 +168,6 @@ class StageSink(Sink):
     def progress(self, step: int, total: int, facts: Mapping[str, Any]) -> None:
         """On the screen."""
         self.stages.progress.step(self.stage, step, total, facts)
-
-    def close(self) -> None:
-        """End TensorBoard's writer, which keeps a thread."""
-        if self._board is not None:
-            self._board.close()
-
-
-def _tensorboard(stages: Stages, stage: str) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(stages.run.folder / "tensorboard" / stage))
 
 
 @torch.no_grad()

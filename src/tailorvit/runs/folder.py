@@ -165,6 +165,7 @@ class Run(Tables):
         line = f"{time} {kind}: {' '.join(text.splitlines())}\n"
         with contextlib.suppress(OSError), (self.folder / LOG).open("a", encoding="utf-8") as log:
             log.write(line)  # for people; programs read the row above
+        self.hooks.tell("message", kind, text)
 
     def _note(self, kind: str, text: str, **data: Any) -> None:
         """Store an event where possible; on a full disk, or in a run open for reading, it is dropped."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from tailorvit.arch import Arch
+from tailorvit.callbacks import Hooks
 from tailorvit.runs.atomic import dumps
 from tailorvit.runs.database import Database
 from tailorvit.space import Space
@@ -47,6 +49,7 @@ class Tables:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.hooks = Hooks()  # told of what is stored for the first time
 
     def _all(self, what: str, where: str = "", *values: Any) -> list[tuple[Any, ...]]:
         return self._database.read(f"SELECT {what} {where} ORDER BY id", values)
@@ -85,12 +88,26 @@ class Tables:
     def record_trials(self, stage: str, trials: Sequence[Mapping[str, Any]]) -> None:
         """Store evaluated architectures in one transaction; one row per stage and architecture."""
         rows = []
+        fresh = self._fresh(stage, trials) if self.hooks else []
         for trial in trials:
             extra = {k: v for k, v in trial.items() if k not in ("arch", "parents", "costs", *_COLUMNS)}
             parents, costs = list(trial.get("parents") or ()), dict(trial.get("costs") or {})
             plain = [_scalar(trial.get(c)) for c in _COLUMNS]
             rows.append((stage, trial["arch"].to_json(), *plain, dumps(parents), dumps(costs), dumps(extra)))
         self._database.write(_upsert("trials", "stage arch", f"{' '.join(_COLUMNS)} parents costs extra"), rows)
+        for facts in fresh:
+            self.hooks.tell("trial", stage, facts)
+
+    def _fresh(self, stage: str, trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Those of the trials that are not stored yet, as callbacks are told of them."""
+        count = self._database.read("SELECT COUNT(*) FROM trials WHERE stage=?", (stage,))[0][0]
+        new = [t for t in {t["arch"]: t for t in trials}.values() if not self._known("trials", stage, t["arch"])]
+        return [{**copy.deepcopy(dict(t)), "number": count + i} for i, t in enumerate(new, 1)]
+
+    def _known(self, table: str, stage: str, key: Arch | int) -> bool:
+        """Whether a stage has the row of an architecture or of an epoch."""
+        column, value = ("arch", key.to_json()) if isinstance(key, Arch) else ("epoch", key)
+        return bool(self._all(f"id FROM {table}", f"WHERE stage=? AND {column}=?", stage, value))
 
     def trials(self, stage: str | None = None) -> list[dict[str, Any]]:
         """Evaluated architectures in the order of evaluation."""
@@ -149,7 +166,10 @@ class Tables:
 
     def record_decision(self, t: int, facts: Mapping[str, Any]) -> None:
         """Store the move of the space at step t, and its reason."""
+        fresh = bool(self.hooks) and not self._all("id FROM decisions", "WHERE t=?", int(t))
         self._database.write(_upsert("decisions", "t", "facts"), [(int(t), dumps(dict(facts)))])
+        if fresh:
+            self.hooks.tell("decision", int(t), parse_json(dumps(dict(facts))))
 
     def decisions(self) -> list[dict[str, Any]]:
         """Decisions in order, with t."""
@@ -159,7 +179,10 @@ class Tables:
 
     def record_epoch(self, stage: str, epoch: int, **facts: Any) -> None:
         """Store the numbers of one epoch."""
+        fresh = bool(self.hooks) and not self._known("epochs", stage, int(epoch))
         self._database.write(_upsert("epochs", "stage epoch", "facts"), [(stage, int(epoch), dumps(facts))])
+        if fresh:
+            self.hooks.tell("epoch_ends", stage, int(epoch), dict(facts))
 
     def epochs(self, stage: str | None = None) -> list[dict[str, Any]]:
         """Epochs with stage and epoch, of one stage or of all stages."""
