@@ -536,7 +536,9 @@ def watch(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or of a network.")],
-    to: Annotated[str, typer.Option(help="onnx, torch, safetensors, timm, hf, torchscript, openvino, executorch, coreml.")],
+    to: Annotated[
+        str, typer.Option(help="onnx, torch, safetensors, timm, hf, torchscript, openvino, executorch, coreml.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder to write (default: export/FORMAT in the run).")] = None,
     data: Annotated[str | None, typer.Option(help="Where the run's images lie now, to check on.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Also an int8 network, its accuracy measured (onnx).")] = False,

@@ -82,7 +82,9 @@ class Answers(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if path == "api/validate-yaml":
             bad = b"license: no-such" in json.loads(body)["content"].encode()
-            return self.say(400 if bad else 200, {"errors": [{"message": "license must be known"}] * bad, "warnings": []})
+            return self.say(
+                400 if bad else 200, {"errors": [{"message": "license must be known"}] * bad, "warnings": []}
+            )
         if not self.may_write():
             return self.say(403, {"error": "You don't have the rights"})
         if path == "api/repos/create":

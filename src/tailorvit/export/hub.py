@@ -38,7 +38,8 @@ def _library() -> Any:
 
 
 def _require_name(name: str, said: str) -> str:
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(name)
@@ -70,7 +71,9 @@ def _told(name: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         code = error.response.status_code
         if code in (401, 403):
-            raise TailorError(f"The hub refuses your token for '{name}' ({code}); it needs the right to write.") from None
+            raise TailorError(
+                f"The hub refuses your token for '{name}' ({code}); it needs the right to write."
+            ) from None
         raise TailorError(f"The hub answers {code} for '{name}': {_flat(error)}.") from None
     except errors.LocalEntryNotFoundError as error:
         raise TailorError(
@@ -177,7 +180,9 @@ def _earlier(api: Any, name: str, public: bool) -> str | None:
     found = {row.rfilename for row in info.siblings or ()} - {_GIT}
     foreign = sorted(found - set(FILES)) or sorted(found if "network.json" not in found else ())
     if foreign:
-        raise TailorError(f"'{name}' holds files that no push wrote (such as '{shown(foreign[0])}'); choose another name.")
+        raise TailorError(
+            f"'{name}' holds files that no push wrote (such as '{shown(foreign[0])}'); choose another name."
+        )
     if not info.private and not public:
         raise TailorError(f"'{name}' is public; push into it with --public, or choose another name.")
     return str(info.sha)
@@ -225,7 +230,8 @@ def card_on_hub(text: str, folder: Path, place: Path, name: str, license: str | 
 
 def _dataset(source: str) -> str | None:
     """The name of a data set on the hub, where the run's images come from one."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
 
     name = source.removeprefix("hf:").partition(":")[0]
     if not source.startswith("hf:") or Path(name).exists():  # a saved data set of this machine
