@@ -29,6 +29,10 @@ BROUGHT = {
 }
 # Asked of a package by a name in a text, by :func:`library` and its like.
 BY_NAME = {
+    "coremltools": "export/devices.py",
+    "executorch": "export/devices.py",
+    "openvino": "export/devices.py",
+    "timmx": "export/devices.py",
     "onnxscript": "export/onnx_format.py",
     "open_clip": "trunks/libraries.py",
     "tensorboard": "loggers.py",  # of torch.utils

@@ -25,7 +25,7 @@ from tailorvit.methods import METHODS
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERBS = ["run", "resume", "finetune", "space", "cost", "list", "runs", "report", "compare", "watch", "export"]
 VERBS += ["import", "predict", "evaluate", "doctor", "rank", "score", "detect", "segment", "answer", "latency-kit"]
-VERBS += ["schema", "completion", "study"]
+VERBS += ["schema", "completion", "study", "push"]
 PLAIN = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
 
 

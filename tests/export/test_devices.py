@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-import numpy as np
 import pytest
 import torch
 from export_tools import ARCH, FIXED, NAMES
@@ -29,37 +28,26 @@ def wide(tmp_path_factory):
 
 
 def test_torchscript_is_read_by_torch_alone(wide, tmp_path):
-    done = export(wide, "torchscript", tmp_path / "out", images=9)
-    assert done.files == ("network.pt", "tailorvit.json") and done.facts["max_difference"] < 1e-4
+    done = export(wide, "torchscript", tmp_path / "out", check=False)
+    assert done.files == ("network.pt", "tailorvit.json")
     network, x = torch.jit.load(done.path / "network.pt"), torch.randn(5, 3, 8, 12)
     with torch.inference_mode():
         for count in (1, 2, 5):
             torch.testing.assert_close(network(x[:count]), load(wide)(x[:count]), atol=1e-5, rtol=1e-4)
     said = json.loads((done.path / "tailorvit.json").read_text())
     assert said["classes"] == list(NAMES) and said["preprocessing"]["image_size"] == [8, 12]
-    with pytest.raises(TailorError, match="is an export without network.json"):
+    with pytest.raises(TailorError, match=r"is an export without network\.json"):
         load(done.path)
 
 
-def test_openvino_reads_what_was_written(wide, tmp_path):
-    openvino = pytest.importorskip("openvino")
-    pytest.importorskip("timmx")
-    done = export(wide, "openvino", tmp_path / "out", check=False)
-    assert done.files == ("network.bin", "network.xml", "tailorvit.json")
-    how = {"INFERENCE_PRECISION_HINT": "f32"}
-    network = openvino.Core().compile_model(str(done.path / "network.xml"), "CPU", how)
-    x = np.random.default_rng(0).normal(size=(5, 3, 8, 12)).astype(np.float32)
-    with torch.inference_mode():
-        for count in (1, 2, 5):
-            expected = load(wide)(torch.from_numpy(x[:count])).numpy()
-            np.testing.assert_allclose(network(x[:count])[0], expected, atol=1e-4)
-
-
-def test_the_check_of_openvino_compares(wide, tmp_path):
-    pytest.importorskip("openvino")
+def test_openvino_reads_one_image_and_many(wide, tmp_path):
+    """The check itself gives it batches of one, two, five and the rest, in a process of its own."""
+    for package in ("openvino", "timmx"):
+        pytest.importorskip(package)
     done = export(wide, "openvino", tmp_path / "out", images=9)
+    assert done.files == ("network.bin", "network.xml", "tailorvit.json")
     assert done.facts["images"] == 9 and done.facts["max_difference"] < 1e-4
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(("to", "packages"), [("executorch", ["executorch"]), ("coreml", ["coremltools"])])

@@ -66,7 +66,7 @@ def unchecked(monkeypatch):
     monkeypatch.setattr(room, "export", lambda *a, **k: real(*a, **k, check=False))
 
 
-def test_a_pushed_network_is_private_and_loads_by_its_name(fake, run, tmp_path):
+def test_a_pushed_network_is_private_and_loads_by_its_name(fake, run, tmp_path, monkeypatch):
     done = push(run, "me/digits")
     repo = fake.repos["me/digits"]
     assert done.private and repo["private"] and set(repo["files"]) == FILES | {".gitattributes"}
@@ -87,7 +87,8 @@ def test_a_pushed_network_is_private_and_loads_by_its_name(fake, run, tmp_path):
     assert evaluate("hf:me/digits", str(tmp_path / "images")).to_dict()["images"] == 4
     sha = repo["sha"]
     assert hub.fetched(f"hf:me/digits@{sha}").name == sha
-    fake.repos.clear()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert load("hf:me/digits").classes == found.classes
     assert load("hf:me/digits@" + sha).classes == found.classes, "from the copy on this machine"
 
 
@@ -142,7 +143,7 @@ def test_what_cannot_be_pushed_is_one_sentence(fake, run, monkeypatch):
             push(run, name)
     with pytest.raises(TailorError, match="is on the hub already"):
         push("hf:me/digits", "me/copy")
-    with pytest.raises(TailorError, match="refuses what was to be written to 'me/x': .*license must be known"):
+    with pytest.raises(TailorError, match=r"refuses what was to be written to 'me/x': .*license must be known"):
         push(run, "me/x", license="no-such")
     assert not fake.repos, "no empty repository is left behind"
     monkeypatch.setenv("HF_TOKEN", "hf_other")

@@ -100,13 +100,10 @@ def write_with_timmx(job: Job, target: Target) -> dict[str, Any]:
 
 def _convert(folder: Path, out: Path, target: Target) -> None:
     with quiet():
-        import timmx
-
-        import tailorvit.for_timm  # noqa: F401 - registers our name with timm
-
+        import_module("tailorvit.for_timm")  # registers our name with timm; a door above this room, so by its name
         try:
             options = {**target.options, "pretrained": True, "verify": False, "output": out}
-            timmx.export_model(target.name, f"local-dir:{folder}", **options)
+            import_module("timmx").export_model(target.name, f"local-dir:{folder}", **options)
         except ModuleNotFoundError:
             raise
         except Exception as error:  # timmx's own errors, and what converters raise on the way
@@ -145,8 +142,8 @@ _COREML = Target(
 network = coremltools.models.MLModel(
     f"{folder}/network.mlpackage", compute_units=coremltools.ComputeUnit.CPU_ONLY
 )
-logits = lambda x: torch.cat([torch.from_numpy(network.predict({"input": one.numpy()})["output"]) for one in x.split(1)])
-""",
+one = lambda x: torch.from_numpy(network.predict({"input": x.numpy()})["output"])
+logits = lambda x: torch.cat([one(part) for part in x.split(1)])""",
     system="Darwin",
     notes=("One image at a time.",),
 )

@@ -28,13 +28,18 @@ _LOAD_TORCH = """network = torch.export.load(f"{folder}/network.pt2").module()
 logits = network"""
 
 
-def write_torch(job: Job) -> dict[str, Any]:
-    """network.pt2, a traced program, with our JSON inside it as the extra file tailorvit.json."""
-    model = job.network.model
+def traced_program(model: torch.nn.Module, shape: tuple[int, int, int]) -> torch.export.ExportedProgram:
+    """The network as a program that takes one image or more."""
     # From one image on, said outright: left to torch, the range began at 0 or 2, by version and way of asking, and
     # libraries that lower the program take it at its word.
     batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(model, (torch.zeros(2, *job.network.card.shape),), dynamic_shapes=({0: batch},))
+    return torch.export.export(model, (torch.zeros(2, *shape),), dynamic_shapes=({0: batch},))
+
+
+def write_torch(job: Job) -> dict[str, Any]:
+    """network.pt2, a traced program, with our JSON inside it as the extra file tailorvit.json."""
+    model = job.network.model
+    program = traced_program(model, job.network.card.shape)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names files of this machine
     extra = json.dumps(document(model, job.network.card))

@@ -38,7 +38,8 @@ def _library() -> Any:
 
 
 def _require_name(name: str, said: str) -> str:
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(name)
@@ -229,7 +230,8 @@ def card_on_hub(text: str, folder: Path, place: Path, name: str, license: str | 
 
 def _dataset(source: str) -> str | None:
     """The name of a data set on the hub, where the run's images come from one."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
 
     name = source.removeprefix("hf:").partition(":")[0]
     if not source.startswith("hf:") or Path(name).exists():  # a saved data set of this machine
