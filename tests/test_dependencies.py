@@ -25,8 +25,11 @@ BROUGHT = {
     "fsspec": "torch",
     "braceexpand": "webdataset",
     "triton": "torch",  # on Linux; imported where it is found
+    "tokenizers": "transformers",
     "pytest": "dev",  # tailorvit.testing: contract tests that plug-ins run with pytest
 }
+# Read where a user has installed it: data, not code.
+DATA = {"easy_vqa"}
 # Asked of a package by a name in a text, by :func:`library` and its like.
 BY_NAME = {
     "coremltools": "export/devices.py",
@@ -51,7 +54,7 @@ def outside(tree: ast.Module) -> set[str]:
             called = getattr(node.func, "id", getattr(node.func, "attr", ""))
             if called in ("library", "import_module", "find_spec"):
                 names.add(str(node.args[0].value))
-    return {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) - {"tailorvit", "msvcrt"}
+    return {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) - {"tailorvit", "msvcrt"} - DATA
 
 
 @functools.cache

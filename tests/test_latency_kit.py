@@ -17,7 +17,7 @@ from tailorvit.costs.latency_table import read_latency_table
 from tailorvit.errors import TailorError
 from tailorvit.families import named_space
 from tailorvit.latency_kit import drawn, latency_kit
-from tailorvit.methods.session import StageSink
+from tailorvit.methods.stages import StageSink
 from tailorvit.runs import Run
 
 # A finder that knows only the standard library, numpy and onnxruntime with what that one needs.

@@ -19,7 +19,7 @@ from tailorvit.costs.traced import onnx_call, traced
 from tailorvit.errors import TailorError
 from tailorvit.families import FAMILIES, named_space
 from tailorvit.methods.latency import as_begun, with_clock
-from tailorvit.methods.session import StageSink
+from tailorvit.methods.stages import StageSink
 from tailorvit.runs import Run
 
 CPU = "CPUExecutionProvider"
