@@ -31,6 +31,7 @@ LAYERS = (
         "texts",
         "tensors",
         "memory",
+        "tracing",
     ),
     ("elastic",),
     ("families", "data", "runs", "trunks"),

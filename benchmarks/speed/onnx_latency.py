@@ -35,11 +35,12 @@ from tailorvit.costs import measure_on_host as script
 from tailorvit.costs.count import Counter
 from tailorvit.costs.latency_table import checked_fit, read_latency_table
 from tailorvit.costs.limits import Limits
-from tailorvit.costs.traced import INPUT, OPSET, OUTPUT, onnx_call, quiet, traced
+from tailorvit.costs.traced import INPUT, OUTPUT, onnx_call, traced
 from tailorvit.families import family, with_settings
 from tailorvit.latency_kit import latency_kit
 from tailorvit.lookup import read_space
 from tailorvit.methods.contest import largest_of, stem_settings
+from tailorvit.tracing import OPSET, quiet
 
 SIZE, LIMIT = 32, 1_500_000
 FAMILIES = ("vit", "pit", "swin", "windowed", "shunted", "hybrid")

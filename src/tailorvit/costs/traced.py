@@ -7,11 +7,8 @@ programs (benchmarks/speed/onnx_latency.py).
 
 from __future__ import annotations
 
-import contextlib
 import io
-import logging
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,23 +16,9 @@ import torch
 from torch import nn
 
 from tailorvit.errors import TailorError
+from tailorvit.tracing import OPSET, quiet
 
-OPSET = 18  # the exporter's own, so nothing is converted; onnxruntime reads it since 1.14; 20 and 23 are no quicker
 INPUT, OUTPUT = "images", "logits"
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No output: exporters print, warn and log what is of no use to the person at the terminal."""
-    before = logging.root.manager.disable
-    try:
-        logging.disable(logging.CRITICAL)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            with contextlib.redirect_stderr(io.StringIO()):
-                yield
-    finally:
-        logging.disable(before)
 
 
 def traced(model: nn.Module, shape: tuple[int, int, int], batch: int = 1) -> bytes:

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from tailorvit.costs.traced import quiet
 from tailorvit.errors import TailorError
 from tailorvit.export.base import Exporter, Job, compared, fresh_logits
 from tailorvit.export.formats import timm_config
 from tailorvit.export.network import LABELS, weights
+from tailorvit.tracing import quiet
 
 _UNEVEN = [1, 2, 5]  # the first batches of a check, where any size must do; the rest follows as one batch
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tailorvit.costs.traced import quiet
 from tailorvit.errors import TailorError
 from tailorvit.export.formats import data_name, run_facts
 from tailorvit.portable import HUB
 from tailorvit.texts import read_table, shown
+from tailorvit.tracing import quiet
 
 # All that is ever uploaded, and what may lie in a repository that is pushed into again.
 FILES = ("README.md", "config.json", "model.safetensors", "network.json", "preprocessor_config.json")

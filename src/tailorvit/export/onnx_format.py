@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailorvit.costs.traced import OPSET, quiet
 from tailorvit.errors import TailorError
 from tailorvit.export.base import Exporter, Job, compared
 from tailorvit.export.network import Card
 from tailorvit.portable import FORMAT, METADATA
+from tailorvit.tracing import OPSET, quiet
 
 _RUNS, _WARMUP = 30, 5
 _CALIBRATION, _CALIBRATION_BATCH = 256, 32  # training images whose activations set the ranges of static int8

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tailorvit.config import checked
-from tailorvit.costs.traced import OPSET, quiet
 from tailorvit.errors import TailorError
 from tailorvit.export.base import MARK as EXPORT_MARK
 from tailorvit.export.base import TOLERANCE, Exported, require_free, whole_folder
@@ -26,6 +25,7 @@ from tailorvit.tasks.backbone import backbone_of
 from tailorvit.tasks.base import OnnxForm, Task, TaskData, TaskNetwork
 from tailorvit.tensors import read_safetensors, require_finite
 from tailorvit.texts import read_table
+from tailorvit.tracing import OPSET, quiet
 
 FORMAT = 1
 CARD, WEIGHTS = "task.json", "task.safetensors"
