@@ -1,4 +1,4 @@
-"""What there is, for ``tailorvit list``: our own parts are read from catalogue.json, so that listing needs no torch.
+"""What there is, for ``tailorvit list``, and what named architectures cost: read from catalogue.json, without torch.
 
 ``python -m tailorvit.catalogue`` writes the file from the records; a test compares the two.
 """
@@ -29,10 +29,17 @@ def kinds() -> list[str]:
 def listing(what: str) -> Rows:
     """Rows of one table: name, summary, and for parts that plug-ins may add also where they come from."""
     found: dict[str, Callable[[], Rows]] = {kind: partial(_parts, kind) for kind in kinds()}
-    found |= {"spaces": _spaces, "archs": _archs, "presets": lambda: _written()["presets"], "recipes": _recipes}
+    found |= {what: partial(_of_families, what) for what in ("spaces", "archs")}
+    found |= {"presets": lambda: _written()["presets"], "recipes": _recipes}
     if what not in found:
         raise unknown("list", what, found)
     return found[what]()
+
+
+def known_cost(name: str) -> dict[str, Any] | None:
+    """What ``lookup.cost`` says of one of our named architectures at its own size; None for others."""
+    found: dict[str, Any] | None = _written()["costs"].get(name)
+    return found
 
 
 def _written() -> dict[str, Any]:
@@ -46,10 +53,22 @@ def _parts(kind: str) -> Rows:
         from tailorvit.plugins import registries
 
         return registries()[kind][1].rows()
+    return _recorded(kind).rows()  # of plug-ins by their records, which may well import torch
+
+
+def _recorded(kind: str) -> Registry[Any]:
+    """The registry of a kind, with what the file says of our own parts in place of their records."""
     known = _written()["parts"][kind]
-    own = {row["name"]: SimpleNamespace(**row) for row in known["rows"]}
-    parts: Registry[Any] = Registry(known["kind"], known["group"], own)
-    return parts.rows()  # of plug-ins by their records, which may well import torch
+    return Registry(known["kind"], known["group"], {row["name"]: SimpleNamespace(**row) for row in known["rows"]})
+
+
+def _of_families(what: str) -> Rows:
+    """Spaces or architectures of all families; from the file where there are no families but ours."""
+    rows: Rows = _written()[what]
+    ours = {row["name"] for row in _written()["parts"]["families"]["rows"]}
+    if "torch" not in sys.modules and set(_recorded("families")) == ours:
+        return rows
+    return _spaces() if what == "spaces" else _archs()
 
 
 def _spaces() -> Rows:
@@ -82,7 +101,9 @@ def _recipes() -> Rows:
 
 
 def from_records() -> dict[str, Any]:
-    """The content that catalogue.json must have: our own parts and presets, as their records describe them."""
+    """The content that catalogue.json must have: our own parts, as their records describe them, and what they cost."""
+    from tailorvit.families import FAMILIES
+    from tailorvit.lookup import cost
     from tailorvit.methods.finetune import PRESETS
     from tailorvit.plugins import registries
     from tailorvit.registry import HOME
@@ -98,7 +119,13 @@ def from_records() -> dict[str, Any]:
         for name, (_, registry) in registries().items()
     }
     presets = [{"name": p.name, "summary": p.summary, "source": p.source} for p in PRESETS.values()]
-    return {"parts": parts, "presets": presets}
+    ours = [row["name"] for row in parts["families"]["rows"]]
+    spaces, archs = ([row for row in rows() if row["family"] in ours] for rows in (_spaces, _archs))
+    costs = {name: cost(name) for family in ours for name in FAMILIES[family].archs}
+    plain: dict[str, Any] = json.loads(
+        json.dumps({"parts": parts, "presets": presets, "spaces": spaces, "archs": archs, "costs": costs})
+    )
+    return plain
 
 
 if __name__ == "__main__":

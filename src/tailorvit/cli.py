@@ -353,9 +353,14 @@ def cost(
     as_json: Json = False,
 ) -> None:
     """Show what an architecture costs: exact parameters and MACs, per part."""
-    from tailorvit import lookup, units
+    from tailorvit import units
+    from tailorvit.catalogue import known_cost
 
-    facts = lookup.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch, runtime=runtime)
+    facts = None if measure or (classes, image_size) != (None, None) else known_cost(name)
+    if facts is None:
+        from tailorvit import lookup
+
+        facts = lookup.cost(name, classes=classes, image_size=image_size, measure=measure, batch=batch, runtime=runtime)
     if as_json:
         return _print_json(facts)
     _say(f"{name}: {facts['params']:,} parameters, {units.show(facts['macs'])} MACs (papers' FLOPs)")
