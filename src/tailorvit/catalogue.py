@@ -119,7 +119,8 @@ def from_records() -> dict[str, Any]:
         for name, (_, registry) in registries().items()
     }
     presets = [{"name": p.name, "summary": p.summary, "source": p.source} for p in PRESETS.values()]
-    ours = [row["name"] for row in parts["families"]["rows"]]
+    known: Any = parts["families"]["rows"]
+    ours = [row["name"] for row in known]
     spaces, archs = ([row for row in rows() if row["family"] in ours] for rows in (_spaces, _archs))
     costs = {name: cost(name) for family in ours for name in FAMILIES[family].archs}
     plain: dict[str, Any] = json.loads(
