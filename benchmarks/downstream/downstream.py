@@ -122,10 +122,15 @@ def table_of(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     return markdown([*head, *(f"test {m}" for m in metrics), *besides], cells)
 
 
+def tables() -> dict[str, str]:
+    """The tables of the page."""
+    rows = rows_of(sorted(RESULTS.glob("*.jsonl")))
+    return {task: table_of(rows, task) for task in METRICS if any(r["task"] == task for r in rows)}
+
+
 def table(options: argparse.Namespace) -> None:
     """Fill the page."""
-    rows = rows_of(sorted(RESULTS.glob("*.jsonl")))
-    fill(PAGE, {task: table_of(rows, task) for task in METRICS if any(r["task"] == task for r in rows)})
+    fill(PAGE, tables())
 
 
 def main() -> None:

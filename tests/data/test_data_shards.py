@@ -324,8 +324,8 @@ def test_a_run_finds_shards_from_another_folder(tmp_path, monkeypatch):
     path = absolute_path("shards:a")
     assert path == f"shards:{place}" and absolute_path("a") == str(place)
     monkeypatch.chdir(place)
-    assert source_of_run("shards:a", {"data": {"path": path}}) == path
-    assert source_of_run(f"shards:{place}", {"data": {"path": "shards:/gone"}}) == f"shards:{place}"
+    assert source_of_run("shards:a", {"data": {"path": path}}, tmp_path / "run") == path
+    assert source_of_run(f"shards:{place}", {"data": {"path": "shards:/gone"}}, tmp_path) == f"shards:{place}"
 
 
 # -- the index --------------------------------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ def onnx_call(
         session = onnxruntime.InferenceSession(network, options, providers=[provider])
     except Exception as error:  # providers fail in many ways
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TailorError(f"onnxruntime cannot open this network with {provider}: {reason}") from error
+        raise TailorError(
+            f"onnxruntime cannot open this network with {provider}: {reason}; limits.runtime = 'torch' needs no file."
+        ) from error
     if provider not in session.get_providers():  # it falls back to the CPU without an error
         raise TailorError(f"onnxruntime has {provider} but cannot use it on this machine.")
     x = {INPUT: np.random.default_rng(0).random((batch, *shape), dtype=np.float32)}

@@ -90,7 +90,7 @@ def _rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     try:
         if path.stat().st_size > LONGEST:
             raise TailorError(f"'{shown(str(path))}' is larger than {LONGEST >> 20} MiB; give a folder of images.")
-        text = path.read_text("utf-8-sig", "surrogateescape")
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
         tabs = path.suffix.lower() == ".tsv" or text.partition("\n")[0].count("\t") > text.partition("\n")[0].count(",")
         semicolons = ";" in text.partition("\n")[0] and "," not in text.partition("\n")[0]
         reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if tabs else ";" if semicolons else ",")

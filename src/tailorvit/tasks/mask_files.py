@@ -254,7 +254,7 @@ def _listed(root: Path) -> tuple[list[str], list[int] | None] | None:
     if not path.is_file():
         return None
     try:
-        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise TailorError(f"'{path}' cannot be read: {reason(error)}.") from None
     numbered = [re.fullmatch(r"(\d{1,5})\s*[\s:,;=]\s*(\S.*)", line) for line in lines]

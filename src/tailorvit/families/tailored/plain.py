@@ -85,8 +85,11 @@ def activation(x: Tensor, act: Act) -> Tensor:
 
 def rms(x: Tensor, weight: Tensor, width: int, eps: float) -> Tensor:
     """Scaled by the root of the squares, averaged over ``width`` channels, also where fewer are left."""
-    squares = x.float().square().sum(-1, keepdim=True) / (width or x.shape[-1])
-    return (x.float() * torch.rsqrt(squares + eps)).to(x.dtype) * weight
+    whole = x.dtype == torch.float32
+    wide = x if whole else x.float()  # casts that change nothing make torch's tracing exporter write invalid files
+    squares = wide.square().sum(-1, keepdim=True) / (width or x.shape[-1])
+    scaled = wide * torch.rsqrt(squares + eps)
+    return (scaled if whole else scaled.to(x.dtype)) * weight
 
 
 class RmsNorm(nn.Module):
