@@ -105,6 +105,7 @@ def test_a_final_training_that_fails_does_not_cost_the_network_of_the_contest(tm
     """The final network here was never trained; what a third of thirty epochs made is better."""
     monkeypatch.setattr(api.Session, "plain", lambda self, arch, *_: self.build(arch, 0.0).eval())
     settings = {"family": "vit", "time": None, "train.epochs": 30, "analysis.images": 0, "analysis.mistakes": 0}
+    settings["data.limit"] = 400
     out = tmp_path / "run"
     result = tailorvit.run(
         "image-folder", data="digits", max_params="20k", settings=settings, out=out, progress="quiet"
