@@ -115,6 +115,9 @@ def compared(folder: Path, reference: dict[str, Any]) -> str:
     doubts = found["result"].get("doubts") or ()
     if any(text.startswith("Data changed during the run") for text in doubts):
         return TOLD
+    skipped = [of["result"].get("data", {}).get("skipped", 0) for of in (found, reference)]
+    if skipped[0] > skipped[1]:  # an image that was broken when the run listed its data: in result, log and terminal
+        return TOLD
     different = [place for key in reference for place in differences(found[key], reference[key], key)]
     if different and all(p.startswith("epochs") for p in different) and lost_epochs(folder):
         return TOLD
