@@ -21,6 +21,7 @@ import cifar10
 import claims
 import cpu
 import digits
+import downstream
 import dss
 import epochs
 import estimate
@@ -48,6 +49,7 @@ PAGES = {
     ".": [claims],
     "cifar10": [cifar10],
     "digits": [digits, bignas, epochs, paths],
+    "downstream": [downstream],
     "faults": [faults],
     "house": [house],
     "ladder": [ladder],

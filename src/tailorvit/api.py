@@ -508,9 +508,9 @@ def _begin(
         ready, note = _first_that_works(choices, lambda choice: _checked(choice, out, progress))
         plan = ready.plan
         info = {**_info(plan), **({"note": note} if note else {})}
-        with Run.create(ready.folder, to_toml(plan.config), info) as record, guard.to_go_on_with(record):
+        made = Run.create(ready.folder, to_toml(plan.config), info, plan.data.split_record())
+        with made as record, guard.to_go_on_with(record):
             keep_copy(plan.config.data.source, record.folder)
-            record.write_json("splits", plan.data.split_record())
             if ready.ahead is not None:
                 record.finish("plan", ready.ahead)
                 record.spend("plan", ready.seconds)

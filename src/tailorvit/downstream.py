@@ -106,8 +106,8 @@ def work(
         folder = Path(out) if out is not None else guard.free_folder(task, plan.config.data.source)
         Run.require_free(folder)
         info = {**guard.run_info(plan.data, plan.config.seed), "task": task, "starts": len(plan.starts)}
-        with Run.create(folder, recipe_text(plan.config, plan.settings), info) as record, guard.to_go_on_with(record):
-            record.write_json("splits", plan.data.split_record())
+        begun = Run.create(folder, recipe_text(plan.config, plan.settings), info, plan.data.split_record())
+        with begun as record, guard.to_go_on_with(record):
             _keep_starts(plan, record)
             return _work(plan, record, progress, called)
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 RECIPE_SEAL = "recipe_sha256"  # in info.json
 RECIPE, INFO, DATABASE, LOG, RESULT = "recipe.toml", "info.json", "run.db", "log.txt", "result.json"
+SPLITS = "splits.json"
 # What create() writes before info.json, which comes last and completes the run folder.
-_BEGUN = (LOCK, RECIPE, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
+_BEGUN = (LOCK, RECIPE, SPLITS, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
 
 
 def _finished(folder: Path) -> bool:
@@ -66,8 +67,8 @@ class Run(Tables):
         self._lock = lock
 
     @classmethod
-    def create(cls, folder: Path, recipe: str, info: Mapping[str, Any]) -> Run:
-        """Start a run in a new or empty folder."""
+    def create(cls, folder: Path, recipe: str, info: Mapping[str, Any], splits: Mapping[str, Any] | None = None) -> Run:
+        """Start a run in a new or empty folder; its splits are there before the folder counts as a run."""
         folder = Path(folder)
         try:
             with contextlib.ExitStack() as undo:
@@ -80,6 +81,8 @@ class Run(Tables):
                 database = Database(folder / DATABASE)
                 undo.callback(database.close)
                 atomic.write_text(folder / RECIPE, recipe)
+                if splits is not None:
+                    atomic.write_json(folder / SPLITS, splits)
                 seal = {"started": now(), RECIPE_SEAL: recipe_seal(recipe)}
                 info = json.loads(atomic.dumps({**seal, **info}))
                 atomic.write_json(folder / INFO, info)
