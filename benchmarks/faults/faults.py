@@ -58,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
             for root in (
                 HERE.parents[1],
                 Path(place),
+                Path(sys.prefix),
                 Path(sys.base_prefix),
             ):  # named in tracebacks
                 row["said"] = row["said"].replace(f"{root}/", "")
