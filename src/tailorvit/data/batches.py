@@ -212,21 +212,21 @@ class TrainBatches:
                 self.weights = self.weights.to(batch.target.device)
                 yield batch._replace(target=weighed(batch.target, self.weights, self.augment.smoothing))
 
-    @staticmethod
-    def _threaded(work: Callable[[int], T], start: int, stop: int) -> Generator[T]:
-        """work(start) to work(stop - 1), done ahead in one thread."""
-        with ThreadPoolExecutor(1, thread_name_prefix="tailorvit-ahead") as thread:
-            coming: deque[Future[T]] = deque()
-            try:
-                for step in range(start, stop):
-                    coming.append(thread.submit(work, step))
-                    if len(coming) > AHEAD:
-                        yield coming.popleft().result()
-                while coming:
+
+def made_ahead(work: Callable[[int], T], start: int, stop: int) -> Generator[T]:
+    """work(start) to work(stop - 1), done ahead in one thread."""
+    with ThreadPoolExecutor(1, thread_name_prefix="tailorvit-ahead") as thread:
+        coming: deque[Future[T]] = deque()
+        try:
+            for step in range(start, stop):
+                coming.append(thread.submit(work, step))
+                if len(coming) > AHEAD:
                     yield coming.popleft().result()
-            finally:
-                for future in coming:
-                    future.cancel()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for future in coming:
+                future.cancel()
 
 
 def _identity(item: T) -> T:
@@ -318,9 +318,9 @@ class HostBatches(TrainBatches):
             count = _spare_workers(stop - start, 8) if workers is None else workers
             coming = self._forked(start, stop, count) if count else (self.pixels(s) for s in range(start, stop))
         elif self._batch_stage.uses_globals:
-            coming = self._threaded(self.pixels, start, stop)
+            coming = made_ahead(self.pixels, start, stop)
         else:
-            yield from self._threaded(self.at, start, stop)
+            yield from made_ahead(self.at, start, stop)
             return
         for step, pixels in zip(range(start, stop), coming):
             yield self._finish(step, pixels)
@@ -408,7 +408,7 @@ class PlannedBatches(TrainBatches):
     def _ahead(self, work: Callable[[range], T], start: int, stop: int) -> Generator[T]:
         """work(steps) for groups of steps, done ahead in a thread."""
         steps, many = range(start, stop), self.at_once
-        return self._threaded(lambda k: work(steps[k * many : (k + 1) * many]), 0, -(-len(steps) // many))
+        return made_ahead(lambda k: work(steps[k * many : (k + 1) * many]), 0, -(-len(steps) // many))
 
     @torch.no_grad()
     def _make(self, plan: Plan, images: Tensor, rows: Tensor | None = None) -> list[Batch]:

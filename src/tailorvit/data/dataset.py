@@ -24,9 +24,11 @@ from tailorvit.data.splits import (
     make_splits,
     missing_classes,
     record,
+    require_open,
+    require_reason,
     restore,
 )
-from tailorvit.errors import TailorError, unknown
+from tailorvit.errors import TailorError
 from tailorvit.portable import Size, checked_size
 
 if TYPE_CHECKING:
@@ -125,17 +127,13 @@ class Data:
 
     def unseal_test(self, reason: str) -> None:
         """Open the test split; the first reason is recorded."""
-        if not reason.strip():
-            raise TailorError("Opening the test split needs a reason, for example 'final accuracy'.")
+        require_reason(reason)
         if self.test_opened is None:
             self._load("test")
             self.test_opened = reason
 
     def _ids(self, split: str) -> Ints:
-        if split not in SPLITS:
-            raise unknown("split", split, SPLITS)
-        if split == "test" and self.test_opened is None:
-            raise TailorError("The test split is sealed; call unseal_test(reason) first.")
+        require_open(split, self.test_opened)
         return self._splits[split]
 
     def _load(self, split: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorvit.errors import TailorError
+from tailorvit.errors import TailorError, unknown
 from tailorvit.rng import generator
 
 Ints = NDArray[np.int64]
@@ -16,6 +16,21 @@ SPLITS = ("train", "search", "test")
 USUAL_SHARE = 0.1  # of the images for the search split
 ENOUGH = 150  # search images; with fewer the split takes more than the usual share
 MOST = 0.25  # of the images that are not the test split's
+
+
+def require_reason(reason: str) -> str:
+    """The reason to open the test split; an empty one is refused."""
+    if not reason.strip():
+        raise TailorError("Opening the test split needs a reason, for example 'final accuracy'.")
+    return reason
+
+
+def require_open(split: str, reason: str | None) -> None:
+    """Refuse a split that there is not, and the test split while no reason has opened it."""
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    if split == "test" and reason is None:
+        raise TailorError("The test split is sealed; call unseal_test(reason) first.")
 
 
 def stratified(labels: Ints, shares: Sequence[float], seed: int, place: str, shards: Ints | None = None) -> list[Ints]:

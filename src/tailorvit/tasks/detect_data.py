@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailorvit.data.images import normalise, thread_map
-from tailorvit.data.splits import SPLITS
-from tailorvit.errors import TailorError, unknown
+from tailorvit.data.splits import SPLITS, require_open, require_reason
+from tailorvit.errors import TailorError
 from tailorvit.memory import device_memory
 from tailorvit.portable import Pixels, Size, flat, reason
 from tailorvit.rng import generator
@@ -263,17 +263,12 @@ class DetectionData:
 
     def photos(self, split: str) -> list[Photo]:
         """The pictures of a split in its order; those of the test split once it is unsealed."""
-        if split not in SPLITS:
-            raise unknown("split", split, SPLITS)
-        if split == "test" and self.opened is None:
-            raise TailorError("The test split is sealed; call unseal_test(reason) first.")
+        require_open(split, self.opened)
         return self._splits[split]
 
     def unseal_test(self, reason: str) -> None:
         """Open the test split, once the network is trained; the first reason is recorded."""
-        if not reason.strip():
-            raise TailorError("Opening the test split needs a reason, for example 'final accuracy'.")
-        self.opened = self.opened or reason
+        self.opened = self.opened or require_reason(reason)
 
     def split_record(self) -> dict[str, Any]:
         """The names of each split's images."""

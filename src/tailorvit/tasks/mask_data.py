@@ -6,9 +6,7 @@ An image keeps its shape: it is resized to fit into the size, and what is left b
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tailorvit.data.batches import made_ahead
 from tailorvit.data.images import normalise, thread_map
-from tailorvit.data.splits import SPLITS, Ints, default_search_share
-from tailorvit.errors import TailorError, unknown
+from tailorvit.data.splits import SPLITS, Ints, default_search_share, require_open, require_reason
+from tailorvit.errors import TailorError
 from tailorvit.portable import Pixels, Size, checked_size, reason
 from tailorvit.rng import generator
 from tailorvit.tasks.base import TaskBatch
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 _SHARE = 0.15  # of the images for the search split, and as many for the test split, where there are no split folders
 _STATISTICS = 500  # training images that mean and std are computed from
 _CACHE = 1 << 30  # bytes of fitted images and masks that are kept
-_AHEAD = 2  # batches in preparation while one is used
 _COLOUR = 0.25  # brightness, contrast and saturation change by up to this share
 _SMALLEST, _LARGEST = 16, 4096  # sides of the network's images
 
@@ -226,9 +224,7 @@ class SegmentData:
 
     def unseal_test(self, reason: str) -> None:
         """Open the test split; the first reason is recorded."""
-        if not reason.strip():
-            raise TailorError("Opening the test split needs a reason, for example 'final figures'.")
-        self.test_opened = self.test_opened or reason
+        self.test_opened = self.test_opened or require_reason(reason)
 
     def items(self, split: str) -> list[MaskedImage]:
         """The images of a split, in order."""
@@ -267,10 +263,7 @@ class SegmentData:
             yield TaskBatch(x, torch.tensor(places), masks)
 
     def _ids(self, split: str) -> Ints:
-        if split not in SPLITS:
-            raise unknown("split", split, SPLITS)
-        if split == "test" and self.test_opened is None:
-            raise TailorError("The test split is sealed; call unseal_test(reason) first.")
+        require_open(split, self.test_opened)
         return self._splits[split]
 
     def _pixels(self, item: MaskedImage, size: Size) -> tuple[Tensor, Box]:
@@ -337,18 +330,7 @@ class SegmentBatches:
 
     def iterate(self, start: int, stop: int) -> Iterator[TaskBatch]:
         """The batches of steps start to stop - 1, made ahead in a thread."""
-        with ThreadPoolExecutor(1, thread_name_prefix="tailorvit-masks") as thread:
-            coming: deque[Future[TaskBatch]] = deque()
-            try:
-                for step in range(start, stop):
-                    coming.append(thread.submit(self.at, step))
-                    if len(coming) > _AHEAD:
-                        yield coming.popleft().result()
-                while coming:
-                    yield coming.popleft().result()
-            finally:
-                for future in coming:
-                    future.cancel()
+        return made_ahead(self.at, start, stop)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

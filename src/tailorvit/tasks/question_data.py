@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tailorvit.data.images import normalise, thread_map
-from tailorvit.data.splits import SPLITS, Ints
+from tailorvit.data.splits import SPLITS, Ints, require_open, require_reason
 from tailorvit.errors import TailorError
 from tailorvit.portable import Pixels, Size, flat, is_grey, reason
 from tailorvit.rng import generator
@@ -148,7 +148,7 @@ class QuestionData:
             s: np.asarray([self._number[q.image] for q in qs], np.int64) for s, qs in self._questions.items()
         }
         self.mean, self.std = self._statistics()
-        self._sealed = True
+        self._opened: str | None = None  # why the test split was opened
         if self.skipped:
             self.notes.append(f"{len(self.skipped):,} rows and images are left out, the first: {_first(self.skipped)}.")
 
@@ -208,7 +208,7 @@ class QuestionData:
 
     def questions(self, split: str) -> Sequence[Question]:
         """The questions of a split in the order of ``eval_batches``."""
-        self._require_open(split)
+        require_open(split, self._opened)
         return self._questions[split]
 
     def pixels(self, question: Question) -> Tensor:
@@ -227,7 +227,7 @@ class QuestionData:
 
     def eval_batches(self, split: str, batch: int) -> Iterator[TaskBatch]:
         """A split's questions in their order; its test part raises until it is unsealed."""
-        self._require_open(split)
+        require_open(split, self._opened)
         total = len(self._questions[split])
         for start in range(0, total, batch):
             yield self.at(split, np.arange(start, min(start + batch, total)))
@@ -250,16 +250,8 @@ class QuestionData:
         return len(self._questions["train"])
 
     def unseal_test(self, reason: str) -> None:
-        """Open the test split."""
-        if not reason:
-            raise TailorError("The test split is opened for a reason.")
-        self._sealed = False
-
-    def _require_open(self, split: str) -> None:
-        if split not in SPLITS:
-            raise TailorError(f"There is no split '{split}'; there are {', '.join(SPLITS)}.")
-        if split == "test" and self._sealed:
-            raise TailorError("The test split is sealed until the network is trained.")
+        """Open the test split; the first reason is recorded."""
+        self._opened = self._opened or require_reason(reason)
 
 
 class QuestionBatches:
