@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +77,23 @@ def test_the_tables_of_a_page_are_those_of_its_results(folder):
 def test_every_study_has_a_page_and_every_page_a_test():
     assert {p.parent.name for p in HOME.glob("*/README.md")} == PAGES.keys() - {"."}
     assert {p.parent.parent.name for p in HOME.glob("*/results/*")} == PAGES.keys() - {"."}
+
+
+def test_what_scripts_import_from_the_package_is_there():
+    """Also inside functions, which no quick form may run."""
+    asked = [
+        (path.name, node.module, name.name)
+        for path in HOME.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tailorvit"
+        for name in node.names
+    ]
+    gone = [
+        row
+        for row in asked
+        if not hasattr(importlib.import_module(row[1]), row[2]) and find_spec(f"{row[1]}.{row[2]}") is None
+    ]
+    assert len(asked) > 100 and gone == []
 
 
 def test_tables_are_put_between_their_marks(tmp_path):

@@ -103,7 +103,7 @@ def memory() -> float:
 def long(steps: int) -> dict[str, Any]:
     """A tiny network trained with its run folder: memory, open files and CPU time, every hundredth of the steps."""
     import tailorvit
-    from tailorvit.methods.session import StageSink
+    from tailorvit.methods.stages import StageSink
 
     seen, times, last = [], [], [time.process_time()]
     inner = StageSink.progress
