@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from train_toys import SPACE, Store, Toys, gradients, no_onednn, plain, same, settings, supernet, weights
 
+from tailorvit import memory
 from tailorvit.errors import TailorError, out_of_memory
 from tailorvit.memory import half_precision, usable_device
 from tailorvit.train import RULES, Fixed, SinglePath, train
@@ -161,7 +165,39 @@ def test_the_precision_of_auto(monkeypatch):
     assert half_precision("cuda:1") == "bf16"
     card["itself"] = False
     assert half_precision("cuda:1") == "fp16", "a card that only imitates it is slow"
-    assert half_precision("cpu") == half_precision("mps") == "fp32"
+    assert half_precision("mps") == "fp32"
+    for pays, precision in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(memory, "bf16_pays", lambda pays=pays: pays)
+        assert half_precision("cpu") == precision
+
+
+@pytest.mark.parametrize(
+    ("words", "trial", "pays"),
+    [
+        ("flags : fpu avx512_bf16", "print(2.5)", True),
+        ("Features : asimd bf16", "print(2.5)", True),
+        ("flags : fpu avx512_bf16", "print(1.05)", False),
+        ("flags : fpu avx2", "print(2.5)", False),
+        ("flags : amx_bf16", "import os, signal; print(2.5); os.kill(os.getpid(), signal.SIGILL)", False),
+        ("flags : amx_bf16", "print('nan')", False),
+        ("flags : amx_bf16", "print('no figure')", False),
+        ("flags : amx_bf16", "import time; time.sleep(60)", False),
+        (None, "print(2.5)", False),
+    ],
+)
+def test_bf16_on_a_cpu_is_tried_before_it_is_used(tmp_path, monkeypatch, words, trial, pays):
+    facts = tmp_path / "cpuinfo"
+    if words is not None:
+        facts.write_text(words)
+    monkeypatch.setattr(memory, "_CPU", facts)
+    monkeypatch.setattr(memory, "_TRIAL", trial)
+    monkeypatch.setattr(memory, "TRIAL_SECONDS", 1.0 if "sleep" in trial else 30.0)
+    assert memory.bf16_pays.__wrapped__() is pays
+
+
+def test_the_trial_of_bf16_runs_and_prints_a_figure():
+    done = subprocess.run([sys.executable, "-c", memory._TRIAL], capture_output=True, text=True, check=False)
+    assert done.returncode < 0 or float(done.stdout) > 0, done.stderr  # a signal is an answer too
 
 
 def test_apples_words_for_no_memory():

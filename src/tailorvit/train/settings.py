@@ -30,7 +30,7 @@ class TrainSettings:
     layer_decay: float = 1.0  # share of the learning rate that is left with every block before the last; 1: all of it
     drop_path: float = 0.0
     clip: float = 1.0  # largest gradient norm; 0 does not clip
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"  # auto: bf16 on a GPU that has it, else fp16
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"  # auto: see memory.py
     rule: Literal["single_path", "sandwich"] = "single_path"
     paths: int = 1  # single_path only: parts of a batch, each through an architecture of its own
     distill: bool = False  # sandwich only: the others learn from the largest network's outputs too (BigNAS)
