@@ -231,7 +231,7 @@ def test_folders_without_questions_are_refused(tmp_path):
 
 
 def test_batches_are_a_function_of_seed_and_step(tmp_path):
-    data = read(folder(tmp_path, 12), shift=0.2)
+    data = read(folder(tmp_path, 12))
     batches, later = data.train_batches(4, 5), list(data.train_batches(4, 5).iterate(3, 9))
     state = torch.get_rng_state()
     for a, b in zip(list(batches.iterate(0, 9))[3:], later, strict=True):
@@ -240,16 +240,6 @@ def test_batches_are_a_function_of_seed_and_step(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
     epoch = torch.cat([b.y for b in batches.iterate(0, batches.steps_per_epoch)])
     assert len(epoch) == batches.steps_per_epoch * 4
-
-
-def test_shifts_move_the_image_and_nothing_else(tmp_path):
-    data, still = read(folder(tmp_path, 12), shift=0.2), read(tmp_path)
-    ids = np.arange(4)
-    moved, plain = data.at("train", ids, np.asarray([[0, 0], [2, 0], [0, -3], [1, 1]])), still.at("train", ids)
-    assert torch.equal(moved.y, plain.y) and torch.equal(moved.target, plain.target)
-    assert torch.equal(moved.x[0], plain.x[0])
-    assert torch.equal(moved.x[1, :, 2:], plain.x[1, :, :-2])
-    assert torch.equal(moved.x[2, :, :, :-3], plain.x[2, :, :, 3:])
 
 
 def test_the_test_split_is_sealed(tmp_path):

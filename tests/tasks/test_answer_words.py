@@ -113,7 +113,6 @@ def test_settings_are_checked():
         ({"width": 48}, "multiple of 32"),
         ({"depth": 0}, "answer.depth must be from 1"),
         ({"answers": 1}, "answer.answers"),
-        ({"shift": 0.9}, "answer.shift must be from 0 to 0.5"),
         ({"dropout": float("nan")}, "answer.dropout"),
         ({"image_size": -3}, "image size"),
     ):

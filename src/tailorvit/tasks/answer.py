@@ -27,6 +27,7 @@ EVAL_BATCH = 128
 SHOWN = 8  # pictures of the report, evenly spaced over the questions; as many of wrong answers
 LEAST_SIDE = 160  # pixels of a picture's shorter side in the report
 BEST = 5  # answers that a prediction lists
+MOST_DROPOUT = 0.9
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class AnswerSettings:
     depth: int = 2  # its layers
     dropout: float = 0.0  # its dropout
     answers: int = 3129  # at most; rarer ones of the training questions are left out
-    shift: float = 0.0  # images move by up to this share of their sides in training
     blind: bool = False  # a learned constant in place of the image
 
     def __post_init__(self) -> None:
@@ -53,10 +53,8 @@ class AnswerSettings:
                 raise TailorError(f"answer.{name} must be from {low} to {high}, not {value}.")
         if self.width > HEAD_WIDTH and self.width % HEAD_WIDTH:
             raise TailorError(f"answer.width must be a multiple of {HEAD_WIDTH}, or below it, not {self.width}.")
-        for name, most in (("dropout", 0.9), ("shift", 0.5)):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and 0 <= value <= most):
-                raise TailorError(f"answer.{name} must be from 0 to {most}, not {value}.")
+        if not (math.isfinite(self.dropout) and 0 <= self.dropout <= MOST_DROPOUT):
+            raise TailorError(f"answer.dropout must be from 0 to {MOST_DROPOUT}, not {self.dropout}.")
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class AnswerTask:
         own = cast(AnswerSettings, settings)
         size = None if own.image_size == 0 else checked_size(own.image_size)
         found = read_questions(source)
-        return QuestionData(source, found, seed, size, own.answers, own.text, own.shift, splits)
+        return QuestionData(source, found, seed, size, own.answers, own.text, splits)
 
     def build(self, backbone: Backbone, data: TaskData, settings: Any) -> AnswerNetwork:
         """The network on a backbone; a text encoder from its folder where one is given."""

@@ -119,11 +119,10 @@ class QuestionData:
         image_size: Size | None,
         most_answers: int,
         text: str = "",
-        shift: float = 0.0,
         splits: Mapping[str, Any] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        self.source, self.shift, self.soft = source, shift, found.several
+        self.source, self.soft = source, found.several
         self.skipped: dict[str, str] = dict(found.skipped)
         self.notes: list[str] = list(found.notes)
         names = sorted(found.files)
@@ -232,11 +231,9 @@ class QuestionData:
         for start in range(0, total, batch):
             yield self.at(split, np.arange(start, min(start + batch, total)))
 
-    def at(self, split: str, ids: Ints, moves: Ints | None = None) -> TaskBatch:
-        """Questions of a split by number; ``moves`` shift their images by so many rows and columns."""
+    def at(self, split: str, ids: Ints) -> TaskBatch:
+        """Questions of a split by number."""
         pixels = self._pictures.read(self._images[split][ids])
-        if moves is not None:
-            pixels = _moved(pixels, moves)
         words = torch.from_numpy(self._rows[split][ids])
         target = np.zeros((len(ids), len(self.classes)), np.float32)
         for row, i in zip(target, ids, strict=True):
@@ -277,24 +274,7 @@ class QuestionBatches:
             order = generator(self.seed, "questions", epoch).permutation(self.data.training_questions())
             self._order = epoch, order.astype(np.int64)
         ids = self._order[1][k * self.batch : (k + 1) * self.batch]
-        return self.data.at("train", ids, self._moves(step, len(ids)))
-
-    def _moves(self, step: int, count: int) -> Ints | None:
-        if not self.data.shift:
-            return None
-        most = [int(self.data.shift * side) for side in self.data.image_size]
-        draw = generator(self.seed, "shift", step)
-        return np.stack([draw.integers(-m, m + 1, count) for m in most], 1).astype(np.int64)
-
-
-def _moved(pixels: Tensor, moves: Ints) -> Tensor:
-    """Images shifted down and to the right; their edge is repeated where they leave."""
-    height, width = pixels.shape[-2:]
-    down, right = torch.from_numpy(moves).unbind(1)
-    rows = (torch.arange(height)[None] - down[:, None]).clamp_(0, height - 1)
-    columns = (torch.arange(width)[None] - right[:, None]).clamp_(0, width - 1)
-    which = torch.arange(len(pixels))[:, None, None]
-    return pixels.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        return self.data.at("train", ids)
 
 
 def _fingerprint(found: Found, names: Sequence[str]) -> str:
