@@ -32,6 +32,7 @@ MOMENTS = {
 COPIED = list(MOMENTS).index("whole")
 SEARCHED = {"supernet": "epochs supernet-0", "search": "trials search"}  # where a supernet is searched
 SWIN = ("whole", "ordered, before its weights", "ordered, before its facts", "size, its training", "final", "result")
+BESIDE = {"slimmed": "epochs peer-uniform-slimming", "fresh": "epochs peer-training-from-scratch"}
 TRIED = {"training": "epochs shape-1", "trial": "trials shape-1", "result": "stages shape-1 accuracy"}  # of a shape
 
 
@@ -64,6 +65,8 @@ def outcome(folder: Path) -> dict:
     """Everything a run found, without times and places."""
     result = json.loads((folder / "result.json").read_text())
     result.pop("seconds")
+    for peer in result["peers"]:
+        peer.pop("seconds")
     result["whole"].pop("network")
     plan = result.pop("plan", {})  # how long things took differs; how long they are does not
     result |= {k: plan[k] for k in ("factor", "whole_epochs", "final_epochs") if plan}
@@ -135,6 +138,17 @@ def test_killed_under_a_budget_of_time(forks, source, tmp_path):
     assert reference["result"]["factor"] == pytest.approx(3) and reference["result"]["final_epochs"] == 3
     for name, text in {"tuned": "epochs whole", "settled": "stages plan-final", "final": "epochs final"}.items():
         killed_and_resumed(forks, reference, writes, text, {**asked, "out": str(tmp_path / name)}, None)
+
+
+def test_killed_while_others_are_trained_beside(forks, source, tmp_path):
+    sets = ("start.beside=true", "baseline=false")
+    asked = options(source, tmp_path / "whole", *sets)
+    code, writes = forks.do("run", **asked)
+    assert code == 0, forks.said()
+    for name, text in BESIDE.items():
+        killed_and_resumed(
+            forks, outcome(tmp_path / "whole"), writes, text, {**asked, "out": str(tmp_path / name)}, None
+        )
 
 
 def killed_and_resumed(forks, reference, writes, text, asked, gone) -> None:

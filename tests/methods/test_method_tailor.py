@@ -310,6 +310,40 @@ def test_without_a_limit_it_is_halved_and_first_blocks_can_be_left_out(tmp_path)
     assert [c["name"] for c in result["candidates"]] == ["found"]
 
 
+def test_what_stands_beside_where_asked_for(tmp_path, monkeypatch):
+    """Uniform slimming of the whole network as it was tuned, and the shape found from scratch."""
+    taught, before = {}, Session.plain
+
+    def spied(self, arch, settings, stage, weights=None, teacher=None):
+        if stage.startswith("peer-"):
+            taught[stage] = arch, settings.lr, {k: t.clone() for k, t in weights.state_dict().items()}, teacher
+        return before(self, arch, settings, stage, weights, teacher)
+
+    monkeypatch.setattr(Session, "plain", spied)
+    result = go(tmp_path / "run", "start.beside=true", "baseline=false", start="random:tiny", max_params="18k")
+    _, slim, fresh = result["peers"]
+    assert (slim["name"], fresh["name"]) == ("uniform-slimming", "training-from-scratch")
+    assert 12_000 < slim["params"] <= 18_000 and fresh["params"] == result["params"]
+    assert slim["epochs"] == fresh["epochs"] > 0 and slim["over"] is fresh["over"] is None
+    arch, _, weights, teacher = taught["peer-uniform-slimming"]
+    assert (arch.one("depth"), arch.one("embed")) == (4, 24), "all blocks and the whole stream"
+    assert len(set(arch.many("heads"))) == len(set(arch.many("hidden"))) == 1
+    tuned = teacher.network.state_dict()
+    for i in range(4):
+        norms = tuned[f"blocks.{i}.mlp.fc1.weight"].norm(dim=1) * tuned[f"blocks.{i}.mlp.fc2.weight"].norm(dim=0)
+        kept = norms.argsort(descending=True, stable=True)[: arch.many("hidden")[i]]
+        assert torch.equal(weights[f"blocks.{i}.mlp.fc1.weight"], tuned[f"blocks.{i}.mlp.fc1.weight"][kept])
+    arch, lr, weights, teacher = taught["peer-training-from-scratch"]
+    assert arch.to_dict() == result["arch"] and teacher is None and lr == 1e-3
+    assert "uniform slimming" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_limit_under_which_nothing_can_be_slimmed_is_said(tmp_path):
+    result = go(tmp_path / "run", "start.beside=true", "baseline=false", start="random:tiny", max_params="4.5k")
+    assert [p["name"] for p in result["peers"]][1:] == ["training-from-scratch"]
+    assert "not slimmed" in (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
+
+
 def test_the_teacher_is_stored_whole_and_the_same_start_is_read_again(finished):
     """The run's copy, and networks it ended with, are starts of other runs."""
     copy = open_pretrained(str(finished.folder / "start"))

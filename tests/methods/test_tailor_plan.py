@@ -64,6 +64,7 @@ def test_warm_ups_are_no_longer_than_a_part_of_a_short_training():
         (["baseline=false"], {"front": "12k,18k"}, ["final training", "final training, at most 12k"]),
         (["tailor.search=supernet"], {}, ["supernet", "search in the supernet"]),
         ([], {"max_params": None, "max_memory": "4MiB"}, ["latency and memory of shapes", "shapes, trained for a"]),
+        (["start.beside=true"], {}, ["uniform slimming", "from scratch"]),
         ([], {"baseline": "timm:resnet10t", "image_size": 32}, ["timm's resnet10t"]),
     ],
 )

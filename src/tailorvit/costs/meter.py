@@ -132,6 +132,10 @@ class Meter:
         ends = [self.end(metric, space, top) for top in (False, True) for metric in self.limits.metrics]
         return list(dict.fromkeys((*space.ends(False), *space.ends(), *ends)))
 
+    def facts(self, arch: Arch) -> dict[str, Any]:
+        """Parameters, MACs and what else is limited, as a row of result.json has them."""
+        return {k: v if k in ("latency", "memory") else int(v) for k, v in self.costs(arch).items()}
+
     def most(self, metric: Metric, space: Space) -> float:
         """The highest cost in the space."""
         return self.cost(metric, self.end(metric, space))

@@ -50,7 +50,9 @@ class StartSettings:
     network: str = ""  # finetune: folder of a finished run, or with network.json; tailor: timm:NAME, a file, ...
     weights: str = ""  # method tailor: a local copy of the network's weight file; nothing is downloaded
     windows: Literal["scale", "keep"] = "scale"  # at another image size: windows grow with the image, or stay
-    beside: bool = False  # finetune: also a linear probe on the frozen network, and the same network from scratch
+    # finetune: also a linear probe on the frozen network, and the same network from scratch; tailor: also the whole
+    # network slimmed uniformly, and the shape found from scratch
+    beside: bool = False
     supernet: str = ""  # methods autoformer, bignas, hat: a released supernet's file, searched without training
 
     def __post_init__(self) -> None:
@@ -311,9 +313,7 @@ def _beside(session: Session, start: StartingNetwork, arch: Arch) -> list[Peer]:
     if not session.config.start.beside:
         return []
     settings = session.config.final.train
-    counted = session.meter.costs(arch).items()
-    costs: dict[str, Any] = {k: v if k in ("latency", "memory") else int(v) for k, v in counted}
-    costs["over"] = None
+    costs = {**session.meter.facts(arch), "over": None}
     probe, penalty = linear_probe(session, start.resized(session.data, session.seed), f"peer-{PROBE}")
     session.log_once("probe", f"Linear probe: C = {penalty:g} was the best on the search images.")
     scratch = session.plain(arch, settings, f"peer-{SCRATCH}")

@@ -109,7 +109,7 @@ def finish(
     result = {
         "method": session.config.method,
         "arch": chosen.arch.to_dict(),
-        **_costs(session, chosen.arch),
+        **session.meter.facts(chosen.arch),
         "limits": session.limits.to_dict(),
         **({"latency_by": session.clock.facts(chosen.arch)} if "latency" in session.limits.metrics else {}),
         **{**choice, "chosen": "baseline" if chosen is baseline else "found"},
@@ -283,12 +283,6 @@ def _open_test_split(session: Session) -> None:
 # -- facts of result.json ---------------------------------------------------------------------------------------------
 
 
-def _costs(session: Session, arch: Arch) -> dict[str, float]:
-    """Parameters, MACs and what else is limited."""
-    costs = session.meter.costs(arch)
-    return {k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()}
-
-
 def test_facts(session: Session, predictions: Predictions) -> dict[str, Any]:
     """Accuracy on the test images, and the figures beside it."""
     correct = predictions.truth == predictions.predicted
@@ -299,7 +293,7 @@ def _candidate_facts(session: Session, finished: Finished, chosen: bool) -> dict
     return {
         "name": finished.name,
         "arch": finished.arch.to_dict(),
-        **_costs(session, finished.arch),
+        **session.meter.facts(finished.arch),
         "augment": finished.augment,
         "search_accuracy": None if finished.trial is None else finished.trial.accuracy,
         "final_search_accuracy": finished.search_accuracy,
@@ -311,7 +305,7 @@ def _candidate_facts(session: Session, finished: Finished, chosen: bool) -> dict
 def _baseline_facts(session: Session, baseline: Finished, supernet: Supernet | None) -> dict[str, Any]:
     return {
         "arch": baseline.arch.to_dict(),
-        **_costs(session, baseline.arch),
+        **session.meter.facts(baseline.arch),
         "final_search_accuracy": baseline.search_accuracy,
         "epochs": baseline_training(session, supernet).epochs,
         **session.kept(baseline.stage),

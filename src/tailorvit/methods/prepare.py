@@ -57,8 +57,8 @@ def prepare(config: Config, saved_splits: dict[str, Any] | None = None, start: S
             f"start.network is '{config.start.network}', but method '{config.method}' starts from no network; "
             f"methods that do: {', '.join(STARTED)}."
         )
-    if config.start.beside and config.method != "finetune":
-        raise TailorError(f"start.beside goes with method 'finetune', not with '{config.method}'.")
+    if config.start.beside and config.method not in STARTED:
+        raise TailorError(f"start.beside goes with methods {' and '.join(STARTED)}, not with '{config.method}'.")
     if config.family != AUTO:
         family(config.family)
     by_supernet = config.method == "tailor" and config.tailor.search == "supernet"

@@ -189,12 +189,18 @@ def even_shapes(space: Space, meter: Meter) -> list[Arch]:
     """
     found: dict[Arch, None] = {}
     for part in DEPTHS:
-        shares = ({gene: (i / SHARES) ** power for gene, power in NARROWER.items()} for i in range(1, SHARES + 1))
-        shapes = list(dict.fromkeys(_even(space, {"depth": part, **share}) for share in shares))
-        arch = largest_of_row(iter(shapes), meter, Meter(space.family, dict(space.settings), meter.limits.counted()))
+        arch = fitting_share(space, meter, NARROWER, part)
         if arch is not None and len(found) < SHAPES:
-            found[arch if meter.limits.measured else _filled(space, arch, meter)] = None
+            found[arch if meter.limits.measured else filled(space, arch, meter)] = None
     return list(found)
+
+
+def fitting_share(space: Space, meter: Meter, powers: Mapping[str, float], depth: float = 1.0) -> Arch | None:
+    """The largest even network within the limits by one share, to a power in each dimension; others stay whole."""
+    whole = {"embed": 1.0, "depth": depth}
+    shares = ({gene: (i / SHARES) ** power for gene, power in powers.items()} for i in range(1, SHARES + 1))
+    shapes = list(dict.fromkeys(_even(space, {**whole, **share}) for share in shares))
+    return largest_of_row(iter(shapes), meter, Meter(space.family, dict(space.settings), meter.limits.counted()))
 
 
 def _even(space: Space, shares: Mapping[str, float]) -> Arch:
@@ -218,7 +224,7 @@ def required_shapes(space: Space, meter: Meter) -> list[Arch]:
     return shapes
 
 
-def _filled(space: Space, arch: Arch, meter: Meter) -> Arch:
+def filled(space: Space, arch: Arch, meter: Meter) -> Arch:
     """With more hidden units, as far as the limits allow; all stages go up together."""
     hidden = [dim for dim in space.dims if dim.name == "hidden"]
     while any(max(arch.many(dim.key)) < dim.high for dim in hidden):
@@ -351,7 +357,8 @@ class TailoredSupernet(Supernet):
 class Whole:
     """The whole network, fine-tuned and ordered: the teacher."""
 
-    network: PlainNetwork
+    tuned: PlainNetwork  # as it was fine-tuned
+    network: PlainNetwork  # the same, ordered
     blocks: tuple[int, ...]
     facts: Mapping[str, Any]
 
@@ -360,6 +367,7 @@ def tailor(session: Session) -> dict[str, Any]:
     """Fine-tune the whole, order it, find what to keep and train it with the teacher, for every limit."""
     from tailorvit.methods.finish import baseline_training, finish
     from tailorvit.methods.small_data import doubts
+    from tailorvit.methods.tailor_beside import from_scratch, slimmed
     from tailorvit.methods.tailor_plan import begin_in_time, go_on_in_time
 
     recipe, unsure = session.config, doubts(session.data)
@@ -375,7 +383,11 @@ def tailor(session: Session) -> dict[str, Any]:
     supernet = TailoredSupernet(session, whole.network, rule, teacher)
     trials = supernet.found(session)
     beside = [_whole_peer(session, whole)]
-    rivals = _first_blocks(session, whole, baseline_training(session, supernet), teacher)
+    settings = baseline_training(session, supernet)
+    rivals = _first_blocks(session, whole, settings, teacher)
+    if session.config.start.beside:
+        beside += slimmed(session, whole.tuned, settings, replace(teacher, network=whole.tuned))
+        beside.append(from_scratch(session, min(trials, key=merit).arch, settings))
     front = [_of_size(session, supernet, size, teacher) for size in sizes]
     result = finish(session, trials, supernet, others=rivals, teacher=teacher, beside=beside)
     return {
@@ -417,7 +429,8 @@ def _whole(session: Session) -> Whole:
         session.read_weights(network, stage)
     shared = sum(p.numel() for p in tuned.parameters())
     known = {"network": config.start.network, "sha256": start.checksum, "params": shared, **facts}
-    return Whole(network.to(session.device).eval(), tuple(int(b) for b in facts["blocks"]), known)
+    tuned, network = (model.to(session.device).eval() for model in (tuned, network))
+    return Whole(tuned, network, tuple(int(b) for b in facts["blocks"]), known)
 
 
 def _empty_ordered(session: Session, tuned: PlainNetwork) -> PlainNetwork:
@@ -450,9 +463,7 @@ def _opening(session: Session, start: PretrainedStart) -> str:
 def _whole_peer(session: Session, whole: Whole) -> Peer:
     """The whole network beside the others: what the limit costs."""
     arch = tailoring_of(whole.network).whole(whole.network)
-    costs = session.meter.costs(arch)
-    over = session.limits.breaks(costs)
-    known = {**{k: v if k in ("latency", "memory") else int(v) for k, v in costs.items()}, "over": over}
+    known = {**session.meter.facts(arch), "over": session.limits.breaks(session.meter.costs(arch))}
     epochs = session.config.tailor.epochs
     return Peer(
         "whole network, fine-tuned", known, epochs, whole.network, whole.facts["search_accuracy"], stage="whole"

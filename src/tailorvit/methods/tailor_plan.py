@@ -15,6 +15,7 @@ from tailorvit import units
 from tailorvit.arch import Arch
 from tailorvit.costs.limits import Limits
 from tailorvit.costs.meter import Meter
+from tailorvit.families import family
 from tailorvit.families.tailoring import tailoring_of
 from tailorvit.methods.contest import WARMUP
 from tailorvit.methods.finish import candidates_wanted
@@ -35,6 +36,7 @@ from tailorvit.methods.tailor import (
     near_limits,
     whole_blocks,
 )
+from tailorvit.methods.tailor_beside import fresh_network, slimmed_shape
 from tailorvit.rng import seed_everything
 from tailorvit.train import Fixed, Rule, Teacher, TrainSettings
 
@@ -140,6 +142,8 @@ class _Measuring:
             found += [looked, replace(short, times=len(shapes))]
         if config.hand_designed:
             found += self._first_blocks(self.final.epochs + inherited)
+        if config.start.beside:
+            found += self._beside(shapes[0], self.final.epochs + inherited)
         candidates = candidates_wanted(session) if session.limits.measured or inherited else 1
         several = candidates if inherited else min(candidates, len(shapes))
         found.append(replace(self._cut("final training", shapes[0], self.final.epochs), times=several))
@@ -213,6 +217,23 @@ class _Measuring:
         cuts = (whole_blocks(self.network, depth) for depth in range(len(how.parts(self.network).blocks), 0, -1))
         arch = next((arch for arch in cuts if self.session.meter.fits(arch)), None)
         return [] if arch is None else [self._cut("first blocks", arch, epochs)]
+
+    def _beside(self, arch: Arch, epochs: int) -> list[Piece]:
+        space, meter, slim = slimmed_shape(self.session, self.network)
+        record, drop = family(space.family), self.final.drop_path
+        found = []
+        if slim is not None:
+            taught = self._training(
+                "uniform slimming",
+                arch,
+                epochs,
+                lambda: record.build(record.settings(dict(space.settings)), slim, drop),
+                self.teacher,
+            )
+            params, macs = meter.counter.both(slim)
+            found.append(replace(taught, params=params, macs=macs))
+        fresh = self._training("from scratch", arch, epochs, lambda: fresh_network(self.session, arch, drop), None)
+        return [*found, fresh]
 
     def _peer(self, name: str, epochs: int) -> Piece:
         session = self.session
