@@ -2,11 +2,14 @@
 
 python benchmarks/downstream/downstream.py run detect --data BCCD --network "S4's"=RUN --network timm:resnet10t \
     --scratch --seeds 1 2 3 --image-size 128 --set train.epochs=20 --out rows.jsonl
+python benchmarks/downstream/downstream.py transfer --data PETS --network "S4's"=RUN --peer timm:mobilenetv3_small_075 \
+    --seeds 1 2 3 --image-size 64 --set train.epochs=20 --out rows.jsonl
 python benchmarks/downstream/downstream.py lease --bccd A --pets B --easy-vqa C --found RUN --tailored RUN
 python benchmarks/downstream/downstream.py table      # fills the page
 
-``run`` adds a row for every network and seed that is not in the file yet. ``lease`` does all that the page needs on one
-GPU, several trainings side by side, the most important first, until the time is up.
+``run`` and ``transfer`` (fine-tuning on other images, with what stands beside) add a row for every network and seed
+that is not in the file yet. ``lease`` does all that the page needs on one GPU, several trainings side by side, the most
+important first, until the time is up.
 """
 
 from __future__ import annotations
@@ -35,12 +38,68 @@ def rows_of(paths: Iterable[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def done_before(path: Path) -> set[tuple[str, ...]]:
+    """What the file has rows of."""
+    return {tuple(map(str, (row[k] for k in SAME))) for row in (rows_of([path]) if path.exists() else [])}
+
+
+def store(row: Mapping[str, Any], path: Path) -> None:
+    """Add a row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    print(f"{row['network']}, seed {row['seed']}: {row['test']} in {row['seconds']} s", flush=True)
+
+
+def transfer(options: argparse.Namespace) -> None:
+    """A network tuned on other images, for every seed; beside it a linear probe, a fresh start and models of timm."""
+    import tailorvit
+
+    done = done_before(options.out)
+    for seed in options.seeds:
+        for network in options.network:
+            label, _, source = network.rpartition("=")
+            facts = {
+                "task": "transfer",
+                "data": options.name or Path(options.data).name,
+                "network": label or source,
+                "began": "with its weights",
+                "seed": seed,
+                "image_size": options.image_size,
+                "settings": list(options.set),
+            }
+            if tuple(map(str, (facts[k] for k in SAME))) in done:
+                continue
+            began = time.monotonic()
+            with TemporaryDirectory() as place:
+                found = tailorvit.finetune(
+                    source,
+                    data=options.data,
+                    image_size=options.image_size,
+                    seed=seed,
+                    settings=[*options.set, f"baseline={json.dumps(options.peer)}"],
+                    beside=True,
+                    out=Path(place) / "run",
+                    progress="quiet",
+                )
+            row = {
+                **facts,
+                "params": found["params"],
+                "macs": found["macs"],
+                "test": found["test_accuracy"],
+                "beside": {p["name"]: p.get("test_accuracy") for p in found["peers"]},
+                "sizes": {p["name"]: p.get("params") for p in found["peers"]},
+                "seconds": round(time.monotonic() - began),
+                **machine(),
+            }
+            store(row, options.out)
+
+
 def run(options: argparse.Namespace) -> None:
     """A task's run for every network and seed."""
     import tailorvit
 
-    known = rows_of([options.out]) if options.out.exists() else []
-    done = {tuple(map(str, (row[k] for k in SAME))) for row in known}
+    done = done_before(options.out)
     for seed in options.seeds:
         for network in options.network:
             label, _, source = network.rpartition("=")
@@ -77,10 +136,7 @@ def run(options: argparse.Namespace) -> None:
                 "seconds": round(time.monotonic() - began),
                 **machine(),
             }
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"{facts['network']}, seed {seed}: {found['test']} in {row['seconds']} s", flush=True)
+            store(row, options.out)
 
 
 def lease(options: argparse.Namespace) -> None:
@@ -122,10 +178,29 @@ def table_of(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     return markdown([*head, *(f"test {m}" for m in metrics), *besides], cells)
 
 
+def transfer_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every network tuned, and what stood beside it."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["data"], row["image_size"], row["network"]), []).append(row)
+    cells = []
+    for (data, side, network), same in groups.items():
+        first = same[0]
+        cells.append(
+            [data, side, f"{network}, tuned", number(first["params"]), len(same), spread((r["test"] for r in same), 1)]
+        )
+        for name in first["beside"]:
+            figures = spread((r["beside"].get(name) for r in same), 1)
+            cells.append([data, side, name.replace("-", " "), number(first["sizes"][name]), len(same), figures])
+    return markdown(["images", "px", "network", "parameters", "seeds", "test %"], cells)
+
+
 def tables() -> dict[str, str]:
     """The tables of the page."""
     rows = rows_of(sorted(RESULTS.glob("*.jsonl")))
-    return {task: table_of(rows, task) for task in METRICS if any(r["task"] == task for r in rows)}
+    found = {task: table_of(rows, task) for task in METRICS if any(r["task"] == task for r in rows)}
+    moved = [row for row in rows if row["task"] == "transfer"]
+    return {**found, "transfer": transfer_table(moved)} if moved else found
 
 
 def table(options: argparse.Namespace) -> None:
@@ -137,17 +212,20 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    one = verbs.add_parser("run")
+    one, other = verbs.add_parser("run"), verbs.add_parser("transfer")
     one.add_argument("task", choices=METRICS)
-    one.add_argument("--data", required=True)
-    one.add_argument("--name", default="", help="of the images, in the table")
-    one.add_argument("--network", action="append", required=True, help="LABEL=RUN or timm:NAME; may be repeated")
     one.add_argument("--scratch", action="store_true", help="fresh weights in networks of ours too")
-    one.add_argument("--seeds", type=int, nargs="+", default=[1])
-    one.add_argument("--image-size", type=int, required=True)
-    one.add_argument("--set", nargs="*", default=[])
-    one.add_argument("--out", type=Path, required=True)
+    other.add_argument("--peer", action="append", default=[], help="timm:NAME, from scratch; may be repeated")
+    for verb in (one, other):
+        verb.add_argument("--data", required=True)
+        verb.add_argument("--name", default="", help="of the images, in the table")
+        verb.add_argument("--network", action="append", required=True, help="LABEL=RUN or timm:NAME; may be repeated")
+        verb.add_argument("--seeds", type=int, nargs="+", default=[1])
+        verb.add_argument("--image-size", type=int, required=True)
+        verb.add_argument("--set", nargs="*", default=[])
+        verb.add_argument("--out", type=Path, required=True)
     one.set_defaults(work=run)
+    other.set_defaults(work=transfer)
     many = verbs.add_parser("lease")
     for name in ("bccd", "pets", "easy-vqa", "found", "tailored"):
         many.add_argument(f"--{name}", type=Path, required=True)

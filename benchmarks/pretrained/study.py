@@ -142,6 +142,7 @@ def kept(job: Job, data: Any, whole: Any, device: str) -> dict[str, Any]:
 
 def cuts(job: Job, data: Any, whole: Any, device: str) -> dict[str, Any]:
     """One cut network, trained."""
+    from tailorvit.memory import half_precision
     from tailorvit.rng import derive
     from tailorvit.train import Fixed, Sink, Teacher, TrainSettings, hits, train
 
@@ -154,7 +155,7 @@ def cuts(job: Job, data: Any, whole: Any, device: str) -> dict[str, Any]:
         lr=job["lr"],
         min_lr=job["lr"] / 100,
         warmup=2,
-        precision="bf16" if device == "cuda" else "fp32",
+        precision=half_precision(device),
         augment=job["augment"],
     )
     stream = derive(job["seed"], "cut", "data") % 2**31

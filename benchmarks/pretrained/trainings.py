@@ -206,6 +206,7 @@ def fitted(
     model: nn.Module, data: Data, job: Job, stage: str, device: str, teacher: nn.Module | None = None
 ) -> dict[str, Any]:
     """Train a network in place; how long it took and where the loss ended."""
+    from tailorvit.memory import half_precision
     from tailorvit.rng import derive
     from tailorvit.train import Fixed, Sink, TrainSettings, train
 
@@ -217,7 +218,7 @@ def fitted(
         warmup=min(2.0, job["epochs"] / 4),
         weight_decay=0.05,
         layer_decay=job.get("layer_decay", 1.0) if stage == "whole" else 1.0,
-        precision="bf16" if device == "cuda" else "fp32",
+        precision=half_precision(device),
         augment=job["augment"],
     )
     # All rivals share one stream of batches and draws: they differ in the network alone.

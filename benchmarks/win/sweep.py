@@ -68,6 +68,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from tailorvit.costs.limits import Limits
     from tailorvit.data import open_data
     from tailorvit.families import family
+    from tailorvit.memory import half_precision
     from tailorvit.methods.contest import largest_of, stem_settings
     from tailorvit.methods.prepare import batch_for
     from tailorvit.rng import seed_everything
@@ -113,7 +114,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         lr=job["lr"],
         warmup=3 if job["epochs"] >= 15 else 1,
         drop_path=drop,
-        precision="bf16" if device == "cuda" else "fp32",
+        precision=job.get("precision") or half_precision(device),
         augment=job["augment"],
     )
     batches = data.train_batches(train_settings.batch, 5, data.augment(job["augment"]), device)
