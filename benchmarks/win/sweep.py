@@ -3,7 +3,8 @@
 python benchmarks/win/sweep.py SET --data NAME=SOURCE ... --out rows.jsonl [--processes 8]
 
 SET names a list of trainings below. Every row of the output says what was trained and how it did on the search images;
-the test images stay sealed. Meant for a GPU, where eight processes share it; --quick tries the script on digits.
+the test images stay sealed but for the set ``parts``, which chooses nothing. Meant for a GPU, where eight processes
+share it; --quick tries the script on digits.
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ def jobs(name: str, data: list[str], epochs: int) -> list[dict[str, Any]]:
             rows += [
                 {**base, "family": network, "lr": lr} for network in ("shunted", "vit") for lr in (5e-4, 2e-3, 4e-3)
             ]
+        if name == "parts":
+            best = {**base, "family": "hybrid", "lr": 2e-3, "test": True}
+            changes: list[dict[str, Any]] = [{}, {"precision": "fp32"}, {"init": "paper"}, {"lr": 5e-4}]
+            changes += [{"augment": step} for step in ("light", "medium", "strong", "standard")]
+            changes += [{"epochs": max(1, epochs // 3)}, {"shape": "shallow"}, {"shape": "deep"}]
+            changes += [{"family": network} for network in ("shunted", "pit", "swin", "windowed", "vit")]
+            rows += [{**best, **change} for change in changes]
         if name in ("peers", "all"):
             rows += [{**base, "peer": peer, "lr": lr} for peer in PEERS for lr in (1e-3, 2e-3)]
     unique = {json.dumps(r, sort_keys=True): r for r in rows}
@@ -169,8 +177,10 @@ def tried(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Train them all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", choices=("init", "ladder", "families", "augment", "rates", "peers", "all"))
+    parser.add_argument("set", choices=("init", "ladder", "families", "augment", "rates", "parts", "peers", "all"))
     parser.add_argument("--data", action="append", default=[], help="NAME=SOURCE[@PIXELS][#EPOCHS]")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--limit", type=float, default=1.5e6, help="parameters")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no training after this")
@@ -185,9 +195,10 @@ def main() -> None:
         extra = {
             "source": source,
             **({"image_size": int(pixels)} if pixels else {}),
-            **({"limit": 6e4} if options.quick else {}),
+            "limit": 6e4 if options.quick else options.limit,
         }
-        todo += [{**job, **extra} for job in jobs(options.set, [name], int(epochs or 20))]
+        listed = jobs(options.set, [name], int(epochs or 20))
+        todo += [{**job, **extra, "seed": seed} for seed in options.seeds for job in listed]
     todo = todo[:3] if options.quick else todo
     context = multiprocessing.get_context("spawn")
     with context.Pool(1 if options.quick else options.processes, maxtasksperchild=1) as pool:
