@@ -13,6 +13,14 @@ for _, registry in registries().values():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def the_same_precision():
+    """What a test trains in must not depend on the processor; processes that tests start try bf16 for themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tailorvit.memory.bf16_pays", lambda: False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
     """Outputs of trunks go to a folder of the tests, not to the user's."""
     os.environ["TAILORVIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))

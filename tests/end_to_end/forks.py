@@ -69,8 +69,10 @@ def child(job: dict) -> int:
 
 def main() -> None:
     from tailorvit import api
+    from tailorvit.memory import bf16_pays
 
-    # Warm up in the parent: the first run imports what runs import late.
+    # Warm up in the parent: the first run imports what runs import late, and bf16 is tried once.
+    bf16_pays()
     api.run("s4-digits", out=sys.argv[1], tiny=True, settings=["s4.iterations=0", "train.epochs=1"], progress="quiet")
     print("ready", flush=True)
     for line in sys.stdin:

@@ -15,6 +15,7 @@ from tailorvit.train.loop import Trainer
 
 DROPS = {"train.drop_path": 0.3, "final.train.drop_path": 0.3, "train.checkpoint_seconds": 0.0}
 FEW = {"data.limit": 60, "train.batch": 30, "final.train.batch": 30, "analysis.images": 0, "analysis.mistakes": 0}
+FULL = {"train.precision": "fp32", "final.train.precision": "fp32"}  # sums in another order must stay close
 BEST = {"train.class_weights": "balanced", "train.keep": "best", "train.patience": 1}
 RUNS: dict[str, dict[str, Any]] = {
     # A supernet with drop path, the errors of its space, evolution by generations, a last training.
@@ -30,7 +31,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "contest": {
         "recipe": "image-folder",
         "data": "digits",
-        "settings": {**FEW, "family": "pit", "final.train.augment": "auto"},
+        "settings": {**FEW, **FULL, "family": "pit", "final.train.augment": "auto"},
     },
     "survey": {"recipe": "s4-digits", "settings": {**FEW, "seek.evaluator": "training"}},
     "scores": {"recipe": "tftas-digits", "settings": {**FEW, "proxy.candidates": 20}},

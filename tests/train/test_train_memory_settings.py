@@ -11,7 +11,7 @@ from train_toys import SPACE, Store, Toys, gradients, no_onednn, plain, same, se
 
 from tailorvit import memory
 from tailorvit.errors import TailorError, out_of_memory
-from tailorvit.memory import half_precision, usable_device
+from tailorvit.memory import bf16_pays, half_precision, usable_device
 from tailorvit.train import RULES, Fixed, SinglePath, train
 from tailorvit.train import scaling as scaling_module
 from tailorvit.train.graphs import GraphSteps
@@ -192,7 +192,7 @@ def test_bf16_on_a_cpu_is_tried_before_it_is_used(tmp_path, monkeypatch, words, 
     monkeypatch.setattr(memory, "_CPU", facts)
     monkeypatch.setattr(memory, "_TRIAL", trial)
     monkeypatch.setattr(memory, "TRIAL_SECONDS", 1.0 if "sleep" in trial else 30.0)
-    assert memory.bf16_pays.__wrapped__() is pays
+    assert bf16_pays.__wrapped__() is pays
 
 
 def test_the_trial_of_bf16_runs_and_prints_a_figure():
