@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from tailorvit import units
@@ -146,12 +147,17 @@ def read_pretrained(config: Config, run: Path | None = None) -> PretrainedStart:
 # -- the ordered network ----------------------------------------------------------------------------------------------
 
 
-def ordered(whole: PlainNetwork, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[PlainNetwork, list[int]]:
+def ordered(
+    whole: PlainNetwork, batches: Sequence[tuple[Tensor, Tensor]], bf16: bool = False
+) -> tuple[PlainNetwork, list[int]]:
     """The same function with its parts in the order of their importance, and its blocks, the most important first.
 
     Heads and hidden units by Taylor's criterion, streams by their principal components where the network allows it.
+    Blocks, which take most of the time, may be ranked in bf16.
     """
-    how, blocks = tailoring_of(whole), block_order(whole, batches[:BLOCK_BATCHES])
+    how, kind = tailoring_of(whole), next(whole.parameters()).device.type
+    with torch.autocast(kind, torch.bfloat16, enabled=bf16):
+        blocks = block_order(whole, batches[:BLOCK_BATCHES])
     turned = how.turned(whole, [x for x, _ in batches])
     model = whole if turned is None else turned
     return how.reordered(model, importance(model, batches, "taylor").orders(channels=turned is None)), blocks
@@ -418,7 +424,7 @@ def _whole(session: Session) -> Whole:
     if facts is None:
         with session.timed(stage):
             batches = list(_some(session, settings))
-            network, blocks = ordered(tuned, batches)
+            network, blocks = ordered(tuned, batches, settings.precision == "bf16")
             correct = hits(tuned, session.search_batches(), session.device)
             facts = {"blocks": blocks, "search_accuracy": 100 * float(correct.mean())}
             session.save_stage(network, stage, facts)

@@ -124,10 +124,9 @@ class _Measuring:
         """In the order of the run."""
         session, config = self.session, self.config
         whole = tailoring_of(self.network).whole(self.network)
-        seconds = self._seconds_of_an_image(self.network)
         found = [
             self._training("whole network", whole, config.tailor.epochs, self.whole, None, late=False),
-            Piece("order of its parts", self._ordering(seconds), late=False),
+            Piece("order of its parts", self._ordering(), late=False),
         ]
         sizes = front_sizes(session)
         inherited = 0
@@ -264,14 +263,18 @@ class _Measuring:
         each = self._seconds_of_an_image(self.session.build(arch)) * self.session.data.counts["search"]
         return Piece("search in the supernet", searches * count * each)
 
-    def _ordering(self, image: float) -> float:
+    def _ordering(self) -> float:
         """Seconds to order the parts: blocks are tried one by one, which is half the square of their number."""
         depth = len(tailoring_of(self.network).parts(self.network).blocks)
         size = min(ORDER_BATCH, self.session.data.counts["train"])
         batches = min(self.session.data.counts["train"] // size, -(-ORDER_IMAGES // size))
         greedy = sum(k * (k - 1) for k in range(2, depth + 1)) / depth
-        passes = greedy * min(BLOCK_BATCHES, batches) + ORDER_PASSES * batches
-        return image * (passes * size + self.session.data.counts["search"])
+        image = self._seconds_of_an_image(self.network)
+        kind, half = torch.device(self.session.device).type, self.final.precision == "bf16"
+        with torch.autocast(kind, torch.bfloat16, enabled=half):
+            ranked = self._seconds_of_an_image(self.network)
+        rest = ORDER_PASSES * batches * size + self.session.data.counts["search"]
+        return ranked * greedy * min(BLOCK_BATCHES, batches) * size + image * rest
 
     @torch.no_grad()
     def _seconds_of_an_image(self, model: nn.Module) -> float:
