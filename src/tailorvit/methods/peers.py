@@ -202,5 +202,5 @@ def peer_facts(
             row["gap"] = {**gap._asdict(), "clear": gap.clear}
         else:
             row["problem"] = peer.problem
-        rows.append({**row, "seconds": seconds.get(f"peer-{peer.name.removeprefix(PREFIX)}")})
+        rows.append({**row, "seconds": seconds.get(peer.stage or f"peer-{peer.name.removeprefix(PREFIX)}")})
     return rows
