@@ -60,7 +60,7 @@ def test_warm_ups_are_no_longer_than_a_part_of_a_short_training():
 @pytest.mark.parametrize(
     ("sets", "options", "labels"),
     [
-        ([], {}, ["whole network", "order of its parts", "first blocks", "final training"]),
+        ([], {}, ["whole network", "order of its parts", "refitting what is cut", "first blocks", "final training"]),
         (["baseline=false"], {"front": "12k,18k"}, ["final training", "final training, at most 12k"]),
         (["tailor.search=supernet"], {}, ["supernet", "search in the supernet"]),
         ([], {"max_params": None, "max_memory": "4MiB"}, ["latency and memory of shapes", "shapes, trained for a"]),
@@ -196,7 +196,7 @@ def test_progress_knows_when_the_run_ends(tmp_path, monkeypatch):
     with api._rehearsal(made, "quiet") as session:
         _, plan = tailor_plan.begin_in_time(session)
         assert plan["left"] > 300 and session.progress.ends_at == pytest.approx(600 - plan["left"], abs=2)
-        assert len(measured_pieces(session)) == 4
+        assert len(measured_pieces(session)) == 5
 
 
 def test_the_report_shows_how_the_time_was_shared_out(tmp_path, monkeypatch):

@@ -63,6 +63,9 @@ class Tailoring:
     turned: Callable[[Any, Sequence[Tensor]], PlainNetwork | None] = _no_other_basis
     # (architecture, settings of a whole network) -> what changes in the settings by ordering it
     turned_settings: Callable[[Arch, Any], dict[str, Any]] = field(default=lambda arch, settings: {})
+    # (cut network, ordered whole network, the blocks kept, batches of images): make the cut one follow the whole, in
+    # place; None: a cut network is trained as it is.
+    refit: Callable[[Any, Any, Sequence[int], Sequence[Tensor]], None] | None = None
     first: Callable[[Any, int], Arch] | None = None  # (network, depth): its first blocks; None where they are no rival
 
 

@@ -236,7 +236,7 @@ def final_network(
 
 def inherited_network(session: Session, supernet: Supernet, arch: Arch, stage: str) -> nn.Module:
     """A part of a supernet as it is; batch statistics, which its training did not keep, are measured."""
-    inherited = session.family.extract(supernet.model(), arch)
+    inherited = supernet.network(arch)
     if shared_statistics(supernet.model()):
         batches = session.train_batches(session.config.final.train, f"{stage} statistics").iterate(0, STATISTICS)
         measured(inherited, (batch.x.to(session.device) for batch in batches))
@@ -246,7 +246,7 @@ def inherited_network(session: Session, supernet: Supernet, arch: Arch, stage: s
 def tuning_start(session: Session, supernet: Supernet, arch: Arch, drop_path: float) -> nn.Module:
     """A part of a supernet to be trained on, built anew for its drop path: an extracted network has the supernet's."""
     tuned = session.build(arch, drop_path)
-    tuned.load_state_dict(session.family.extract(supernet.model(), arch).state_dict())
+    tuned.load_state_dict(supernet.network(arch).state_dict())
     return tuned
 
 

@@ -251,6 +251,10 @@ class Supernet:
         """The trained supernet."""
         return self._ready().model
 
+    def network(self, arch: Arch) -> nn.Module:
+        """The plain network of an architecture, with its part of the weights."""
+        return self.session.family.extract(self.model(), arch)
+
     def _ready(self) -> Evaluator:
         if self._evaluator is None:
             session = self.session

@@ -3,10 +3,11 @@
 The whole network is tuned to the images and becomes the teacher. Its heads and hidden units are put in the order of
 their importance, its stream is turned to its principal components (its channels are ordered where it cannot be turned)
 and its blocks are ranked, so that every prefix keeps what matters. The network so ordered is the largest member of a
-supernet. A member at the limit whose blocks are all alike is trained to the end and learns from the teacher. It has all
-blocks where the limits are on size; where they are on latency or memory, which deep networks use up sooner, short
-trainings choose among deep and shallow ones. Instead of that the supernet can be trained as a whole and searched
-(``tailor.search = "supernet"``). What is special to ViTs or to Swins stands in their families' ``Tailoring``.
+supernet. A member at the limit whose blocks are all alike is cut out, refitted block after block to follow the whole
+one (where its family can do that), trained to the end, and learns from the teacher. It has all blocks where the limits
+are on size; where they are on latency or memory, which deep networks use up sooner, short trainings choose among deep
+and shallow ones. Instead of that the supernet can be trained as a whole and searched (``tailor.search = "supernet"``).
+What is special to ViTs or to Swins stands in their families' ``Tailoring``.
 """
 
 from __future__ import annotations
@@ -302,13 +303,28 @@ class TailoredSupernet(Supernet):
 
     def __init__(self, session: Session, network: PlainNetwork, rule: NearLimits | None, teacher: Teacher) -> None:
         super().__init__(session, session.space, "supernet-0", None, teacher)
-        self.network, self.rule = network, rule
+        self.whole, self.rule = network, rule
         self.epochs = 0 if rule is None else self.epochs
+        self._refitted: tuple[Arch, nn.Module] | None = None
+
+    def network(self, arch: Arch) -> nn.Module:
+        """A member as it was trained; cut from the ordered network, it is refitted to follow that one."""
+        how = tailoring_of(self.whole)
+        if self.rule is not None or how.refit is None:
+            return super().network(arch)
+        if self._refitted is None or self._refitted[0] != arch:
+            made = super().network(arch).to(self.session.device)
+            order = [int(b) for b in dict(self.space.settings)["order"]]
+            images = [x for x, _ in _some(self.session, self.settings)]
+            with self.session.timed("refit"):
+                how.refit(made, self.whole, order[: int(arch.one("depth"))], images)
+            self._refitted = arch, made
+        return self._refitted[1]
 
     def _train(self) -> nn.Module:
         session, settings = self.session, self.settings
         model = session.family.supernet(self.space, settings.drop_path)
-        fill(model, self.network)
+        fill(model, self.whole)
         if self.rule is None:
             return model.to(session.device).eval()
         evaluator = self._evaluate(model)
@@ -336,7 +352,7 @@ class TailoredSupernet(Supernet):
         """
         shapes, final, trials = required_shapes(self.space, session.meter), session.config.final.train, []
         if not session.limits.measured:
-            untrained = session.search_accuracy(session.family.extract(self.model(), shapes[0]).eval())
+            untrained = session.search_accuracy(self.network(shapes[0]).eval())
             return [session.trial(Candidate(shapes[0], "even"), untrained, 0)]
         epochs = max(1, round(SHORT * final.epochs))
         settings = replace(final.ending_last(), epochs=epochs, warmup=min(final.warmup, WARMUP * epochs))
@@ -345,7 +361,7 @@ class TailoredSupernet(Supernet):
             known = session.run.result(f"{stage} accuracy")
             if known is None:
                 start = session.build(arch, settings.drop_path)
-                start.load_state_dict(session.family.extract(self.model(), arch).state_dict())
+                start.load_state_dict(self.network(arch).state_dict())
                 model = session.plain(arch, settings, stage, start, self.teacher)
                 known = {"accuracy": session.search_accuracy(model)}
                 session.run.record_trials(stage, [vars(session.trial(Candidate(arch, "even"), known["accuracy"], 0))])

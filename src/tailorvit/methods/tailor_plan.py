@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 LONGEST = 3.0  # times the recipe's epochs: more time than that is left over
 ORDER_PASSES = 6  # forward passes that the principal components and Taylor's criterion cost
+REFIT_PASSES = 2  # forward passes of the whole network that refitting a cut one costs, its own included
 ADVICE = "fewer sizes (--front)"
 
 
@@ -130,6 +131,8 @@ class _Measuring:
         ]
         sizes = front_sizes(session)
         inherited = 0
+        if config.tailor.search == "shapes" and tailoring_of(self.network).refit is not None:
+            found.append(Piece("refitting what is cut", self._refitting(), times=1 + len(sizes)))
         if config.tailor.search == "supernet":
             found.append(self._supernet(near_limits(session, sizes)))
             inherited = config.train.epochs
@@ -262,6 +265,11 @@ class _Measuring:
         count = getattr(settings, "budget", count) or 1
         each = self._seconds_of_an_image(self.session.build(arch)) * self.session.data.counts["search"]
         return Piece("search in the supernet", searches * count * each)
+
+    def _refitting(self) -> float:
+        """Seconds to refit one cut network: a pass of the whole network, and what sums and its own pass take."""
+        images = min(self.session.data.counts["train"], ORDER_IMAGES)
+        return REFIT_PASSES * images * self._seconds_of_an_image(self.network)
 
     def _ordering(self) -> float:
         """Seconds to order the parts: blocks are tried one by one, which is half the square of their number."""

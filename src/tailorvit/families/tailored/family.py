@@ -23,6 +23,7 @@ from tailorvit.families.tailored.order import (
     whole_arch,
 )
 from tailorvit.families.tailored.plain import PlainTailored, TailoredSettings, attention, tailored_settings
+from tailorvit.families.tailored.refit import refit
 from tailorvit.families.tailored.spaces import (
     ARCHS,
     GENES,
@@ -115,6 +116,7 @@ TAILORING = Tailoring(
     fill=fill,
     turned=turned,
     turned_settings=turned_settings,
+    refit=refit,
     first=first_arch,
 )
 

@@ -141,8 +141,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, embed) to (B, N, embed)."""
-        out: Tensor = self.proj(F.scaled_dot_product_attention(*self.split(x)).transpose(1, 2).flatten(2))
+        out: Tensor = self.proj(self.mixed(x))
         return out
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """Values as the heads mix them (B, N, heads * head_dim), before they are written to the stream."""
+        return F.scaled_dot_product_attention(*self.split(x)).transpose(1, 2).flatten(2)
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention maps (B, heads, N, N) for an input of the block."""
@@ -162,9 +166,13 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape out as in."""
-        inner = activation(self.fc1(x), self.act)
-        out: Tensor = self.fc2(inner if self.gate is None else inner * self.gate(x))
+        out: Tensor = self.fc2(self.inner(x))
         return out
+
+    def inner(self, x: Tensor) -> Tensor:
+        """Hidden units (B, N, hidden)."""
+        inner = activation(self.fc1(x), self.act)
+        return inner if self.gate is None else inner * self.gate(x)
 
 
 class Block(nn.Module):
