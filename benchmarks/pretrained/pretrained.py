@@ -172,6 +172,32 @@ def supernet() -> str:
     return markdown(("network", "parameters", "inherited, search %", "trained to the end, search %"), lines)
 
 
+def refitted() -> str:
+    """What cut networks keep before any training, and what refitting gives back."""
+    lines = []
+    for row in json_lines("refit-2026-11-20.jsonl"):
+        share = [f"at most {row['limit']}", number(row["params"])]
+        lines.append([row["data"], *share, *(number(row[k], 1) for k in ("cut", "refitted", "whole"))])
+    head = ("images", "limit", "parameters", "cut, search %", "cut and refitted, search %", "the whole, search %")
+    return markdown(head, lines)
+
+
+def own() -> str:
+    """Whole runs on a CPU, with and without refitting."""
+    lines = []
+    for row in json_lines("cpu-2026-11-20.jsonl"):
+        figures = [number(row.get(k), 1) for k in ("untrained", "search", "test")]
+        size = [row["data"], row["network"], number(row["params"]), number(row["macs"] / 1e6)]
+        lines.append([*size, "yes" if row["refit"] else "no" if row["refit"] is False else "", row["epochs"], *figures])
+    head = ("images", "network", "parameters", "M MACs", "refitted", "epochs")
+    return markdown((*head, "before training, search %", "search %", "test %"), lines)
+
+
+def json_lines(name: str) -> list[Row]:
+    """Stored rows."""
+    return [json.loads(line) for line in (RESULTS / name).read_text(encoding="utf-8").splitlines()]
+
+
 def photos() -> str:
     """A run on a CPU."""
     row = json.loads((RESULTS / "photos-2026-11-18.json").read_text(encoding="utf-8"))
@@ -192,9 +218,12 @@ def photos() -> str:
     return markdown(("network", "parameters", "M MACs", "search %", "test %"), lines)
 
 
+MAKERS = (shapes, changes, kept, refitted, own, rates, few, supernet, photos, whole, rivals)
+
+
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    return {maker.__name__: maker() for maker in (shapes, changes, kept, rates, few, supernet, photos, whole, rivals)}
+    return {maker.__name__: maker() for maker in MAKERS}
 
 
 if __name__ == "__main__":
