@@ -175,7 +175,7 @@ def supernet() -> str:
 def refitted() -> str:
     """What cut networks keep before any training, and what refitting gives back."""
     lines = []
-    for row in json_lines("refit-2026-11-20.jsonl"):
+    for row in lines_of("refit-2026-11-20.jsonl"):
         share = [f"at most {row['limit']}", number(row["params"])]
         lines.append([row["data"], *share, *(number(row[k], 1) for k in ("cut", "refitted", "whole"))])
     head = ("images", "limit", "parameters", "cut, search %", "cut and refitted, search %", "the whole, search %")
@@ -185,17 +185,12 @@ def refitted() -> str:
 def own() -> str:
     """Whole runs on a CPU, with and without refitting."""
     lines = []
-    for row in json_lines("cpu-2026-11-20.jsonl"):
+    for row in lines_of("cpu-2026-11-20.jsonl"):
         figures = [number(row.get(k), 1) for k in ("untrained", "search", "test")]
         size = [row["data"], row["network"], number(row["params"]), number(row["macs"] / 1e6)]
         lines.append([*size, "yes" if row["refit"] else "no" if row["refit"] is False else "", row["epochs"], *figures])
     head = ("images", "network", "parameters", "M MACs", "refitted", "epochs")
     return markdown((*head, "before training, search %", "search %", "test %"), lines)
-
-
-def json_lines(name: str) -> list[Row]:
-    """Stored rows."""
-    return [json.loads(line) for line in (RESULTS / name).read_text(encoding="utf-8").splitlines()]
 
 
 def photos() -> str:
