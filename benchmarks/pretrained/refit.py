@@ -46,7 +46,6 @@ def kept(folder: Path, limits: list[str]) -> list[dict[str, Any]]:
         fill(supernet, network)
         images = [x for x, _ in _some(session, session.config.final.train)]
         refit, rows = tailoring_of(network).refit, list[dict[str, Any]]()
-        assert refit is not None
 
         def percent(model: torch.nn.Module) -> float:
             kind, half = torch.device(session.device).type, half_precision(session.device) == "bf16"
@@ -58,7 +57,7 @@ def kept(folder: Path, limits: list[str]) -> list[dict[str, Any]]:
             arch = even_shapes(session.space, meter)[0]
             cut = session.family.extract(supernet, arch).to(session.device)
             before, begin = percent(cut), time.monotonic()
-            refit(cut, network, order[: int(arch.one("depth"))], images)
+            refit(cut, network, order, images)
             took = time.monotonic() - begin
             row = {"limit": limit, "params": meter.counter.params(arch), "arch": arch.to_dict(), "cut": before}
             rows.append({**row, "refitted": percent(cut), "seconds": round(took, 1)})

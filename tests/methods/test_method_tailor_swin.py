@@ -11,6 +11,7 @@ import pytest
 import torch
 from timm.models.swin_transformer import SwinTransformer
 from torch import nn
+from torch.nn import functional as F
 
 import tailorvit
 from tailorvit import api
@@ -22,7 +23,7 @@ from tailorvit.costs.meter import Meter
 from tailorvit.errors import TailorError
 from tailorvit.export import export
 from tailorvit.families import FAMILIES
-from tailorvit.families.tailored_swin.order import logits, parts, whole_arch
+from tailorvit.families.tailored_swin.order import logits, parts, refit, whole_arch
 from tailorvit.methods.importance import CRITERIA, block_order, importance
 from tailorvit.methods.tailor import PretrainedStart, even_shapes, fill, ordered, tailored_space
 from tailorvit.report.reading import collect
@@ -208,6 +209,34 @@ def test_maps_are_compared_channel_by_channel():
     close(narrow.logits, supernet(x, space.smallest()))
     with pytest.raises(TailorError, match="cannot be compared"):
         token_difference(theirs.tokens[:, :1], theirs.tokens)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+@torch.no_grad()
+def test_a_cut_swin_follows_the_whole_once_it_is_refitted(size):
+    start, data = made(), SimpleNamespace(**{**vars(DATA), "image_size": (size, size)})
+    rng = torch.Generator().manual_seed(3)
+    images = [F.interpolate(torch.randn(24, 3, 4, 4, generator=rng), size, mode="bilinear") for _ in range(4)]
+    network, blocks = ordered(whole_of(start, data), batches(side=size))
+    space = start.space(data).with_settings(order=tuple(blocks))
+    supernet = FAMILY.supernet(space).eval()
+    fill(supernet, network)
+
+    def far(cut: nn.Module) -> float:
+        mine, theirs = (model.forward_features(images[3]) for model in (cut, network))
+        return float((mine - theirs[..., : mine.shape[-1]]).square().mean())
+
+    same = FAMILY.extract(supernet, space.largest()).eval()
+    refit(same, network, blocks, images[:3])
+    assert far(same) < 1e-6, "nothing was lost"
+    few = {f"hidden.{s}": (space[f"hidden.{s}"].choices[0],) * n for s, n in ((1, 1), (2, 2), (3, 3), (4, 1))}
+    hidden = space.largest().replace(**few)
+    shallow = space.largest().replace(**{"depth.3": 2, "heads.3": (4, 4), "hidden.3": (128, 128)})
+    for arch in (hidden, shallow, space.smallest()):
+        cut = FAMILY.extract(supernet, arch).eval()
+        before = far(cut)
+        refit(cut, network, blocks, images[:3])
+        assert far(cut) < 0.8 * before, arch
 
 
 # -- a whole run ------------------------------------------------------------------------------------------------------

@@ -58,14 +58,13 @@ class Tailoring:
     logits: Callable[[Any, Tensor, Sequence[int]], Tensor]  # (network, images, blocks): of these blocks alone
     reordered: Callable[[Any, Orders], PlainNetwork]  # the same function with its parts in another order
     fill: Callable[[nn.Module, Any], None]  # (supernet, network): put it in as the largest member
+    # (cut network, ordered whole one, all blocks by importance, images): make the cut one follow the whole, in place
+    refit: Callable[[Any, Any, Sequence[int], Sequence[Tensor]], None]
     # (network, images) -> the same function with its stream in the basis of its principal components; None: there is no
     # other basis, and channels are ordered one by one.
     turned: Callable[[Any, Sequence[Tensor]], PlainNetwork | None] = _no_other_basis
     # (architecture, settings of a whole network) -> what changes in the settings by ordering it
     turned_settings: Callable[[Arch, Any], dict[str, Any]] = field(default=lambda arch, settings: {})
-    # (cut network, ordered whole network, the blocks kept, batches of images): make the cut one follow the whole, in
-    # place; None: a cut network is trained as it is.
-    refit: Callable[[Any, Any, Sequence[int], Sequence[Tensor]], None] | None = None
     first: Callable[[Any, int], Arch] | None = None  # (network, depth): its first blocks; None where they are no rival
 
 

@@ -4,7 +4,7 @@ The whole network is tuned to the images and becomes the teacher. Its heads and 
 their importance, its stream is turned to its principal components (its channels are ordered where it cannot be turned)
 and its blocks are ranked, so that every prefix keeps what matters. The network so ordered is the largest member of a
 supernet. A member at the limit whose blocks are all alike is cut out, refitted block after block to follow the whole
-one (where its family can do that), trained to the end, and learns from the teacher. It has all blocks where the limits
+one, trained to the end, and learns from the teacher. It has all blocks where the limits
 are on size; where they are on latency or memory, which deep networks use up sooner, short trainings choose among deep
 and shallow ones. Instead of that the supernet can be trained as a whole and searched (``tailor.search = "supernet"``).
 What is special to ViTs or to Swins stands in their families' ``Tailoring``.
@@ -309,15 +309,14 @@ class TailoredSupernet(Supernet):
 
     def network(self, arch: Arch) -> nn.Module:
         """A member as it was trained; cut from the ordered network, it is refitted to follow that one."""
-        how = tailoring_of(self.whole)
-        if self.rule is not None or how.refit is None:
+        if self.rule is not None:
             return super().network(arch)
         if self._refitted is None or self._refitted[0] != arch:
             made = super().network(arch).to(self.session.device)
             order = [int(b) for b in dict(self.space.settings)["order"]]
             images = [x for x, _ in _some(self.session, self.settings)]
             with self.session.timed("refit"):
-                how.refit(made, self.whole, order[: int(arch.one("depth"))], images)
+                tailoring_of(self.whole).refit(made, self.whole, order, images)
             self._refitted = arch, made
         return self._refitted[1]
 

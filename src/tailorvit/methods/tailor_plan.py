@@ -131,7 +131,7 @@ class _Measuring:
         ]
         sizes = front_sizes(session)
         inherited = 0
-        if config.tailor.search == "shapes" and tailoring_of(self.network).refit is not None:
+        if config.tailor.search == "shapes":
             found.append(Piece("refitting what is cut", self._refitting(), times=1 + len(sizes)))
         if config.tailor.search == "supernet":
             found.append(self._supernet(near_limits(session, sizes)))

@@ -17,13 +17,13 @@ from tailorvit.families.tailored.order import (
     first_arch,
     logits,
     parts,
+    refit,
     reordered,
     turned,
     turned_settings,
     whole_arch,
 )
 from tailorvit.families.tailored.plain import PlainTailored, TailoredSettings, attention, tailored_settings
-from tailorvit.families.tailored.refit import refit
 from tailorvit.families.tailored.spaces import (
     ARCHS,
     GENES,

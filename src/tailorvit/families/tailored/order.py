@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tailorvit.arch import Arch
 from tailorvit.errors import TailorError
 from tailorvit.families.network import State
+from tailorvit.families.refit import enough, refit_blocks
 from tailorvit.families.tailored.plain import Block, PlainTailored, TailoredSettings
 from tailorvit.families.tailored.spaces import tailored_arch
 from tailorvit.families.tailoring import Orders, Parts
@@ -213,3 +214,17 @@ def principal_basis(model: PlainTailored, images: Sequence[Tensor]) -> tuple[Ten
     values, vectors = torch.linalg.eigh(total / seen)
     assert len(values) == width
     return vectors.flip(1).float(), values.flip(0).float() / values.sum()
+
+
+# -- a cut network ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def refit(cut: PlainTailored, whole: PlainTailored, order: Sequence[int], images: Sequence[Tensor]) -> None:
+    """Make a network cut from an ordered one follow it, in place; it has the first blocks of an order by importance.
+
+    Batches of images: no more are taken than are needed.
+    """
+    theirs = list(enough(whole.tokens(x) for x in images))
+    ours = [cut.tokens(x) for x, _ in zip(images, theirs, strict=False)]
+    refit_blocks(list(cut.blocks), list(whole.blocks), sorted(order[: len(cut.blocks)]), ours, theirs)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tailorvit.arch import Arch
 from tailorvit.families.base import Family, Layer
-from tailorvit.families.tailored_swin.order import best_side, logits, parts, reordered, whole_arch
+from tailorvit.families.tailored_swin.order import best_side, logits, parts, refit, reordered, whole_arch
 from tailorvit.families.tailored_swin.spaces import (
     ARCHS,
     GENES,
@@ -131,6 +131,7 @@ FAMILY = Family(
         logits=logits,
         reordered=reordered,
         fill=fill,
+        refit=refit,
     ),
     from_scratch=False,
     experimental=True,

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from tailorvit.arch import Arch
 from tailorvit.families.network import State, hidden_width
+from tailorvit.families.refit import enough, fitted, refit_blocks
 from tailorvit.families.tailored_swin.spaces import TailoredSwinSettings, tailored_swin_arch
 from tailorvit.families.tailoring import Order, Orders, Parts
-from tailorvit.families.windows.plain import STAGES, PlainWindowed, WindowBlock, WindowLayer, WindowMerge
+from tailorvit.families.windows.plain import STAGES, PlainWindowed, WindowBlock, WindowLayer, WindowMerge, quarters
+
+POSITIONS = 400_000  # of the first stage's maps: 127 images of 224 px
 
 
 def blocks_of(model: PlainWindowed) -> list[list[WindowBlock]]:
@@ -129,3 +132,27 @@ def _order_stream(state: State, stage: int, order: Order) -> None:
             state[name] = tensor[channels]
         elif last and name == "head.fc.weight":
             state[name] = tensor[:, channels]
+
+
+# -- a cut network ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def refit(cut: PlainWindowed, whole: PlainWindowed, order: Order, images: Sequence[Tensor]) -> None:
+    """Make a network cut from an ordered one follow it, in place: its blocks, and the layers that merge neighbours.
+
+    Its blocks know the places they had. Maps shrink from stage to stage: many positions of the first are taken, so that
+    the last has some thousands.
+    """
+    theirs = list(enough((whole.patch_embed(x) for x in images), POSITIONS))
+    ours = [cut.patch_embed(x) for x, _ in zip(images, theirs, strict=False)]
+    for own, other, shape, blocks, originals in zip(
+        cut.layers, whole.layers, cut.shapes, blocks_of(cut), blocks_of(whole), strict=True
+    ):
+        assert isinstance(own, WindowLayer) and isinstance(other, WindowLayer)
+        theirs = [other.downsample(x) for x in theirs]
+        if isinstance(own.downsample, WindowMerge):
+            read = [own.downsample.norm(quarters(x).flatten(3)) for x in ours]
+            blank = [x.new_zeros(*x.shape[:-1], shape.embed) for x in theirs]
+            ours = fitted(own.downsample.reduction, blank, read, theirs)
+        ours, theirs = refit_blocks(blocks, originals, [shape.place(i) for i in range(len(blocks))], ours, theirs)

@@ -122,7 +122,12 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape out as in."""
-        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        out: Tensor = self.fc2(self.inner(x))
+        return out
+
+    def inner(self, x: Tensor) -> Tensor:
+        """Hidden units."""
+        out: Tensor = self.act(self.fc1(x))
         return out
 
 

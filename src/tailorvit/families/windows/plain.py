@@ -238,6 +238,11 @@ class WindowAttention(nn.Module):
         x = self.cut.split(x)
         return self.cut.join(self.proj(window_attend(self.qkv(x), self.heads, self.bias(x.shape[1]))))
 
+    def mixed(self, x: Tensor) -> Tensor:
+        """Values as the heads mix them (B, H, W, heads * head_dim), before they are written to the stream."""
+        x = self.cut.split(x)
+        return self.cut.join(window_attend(self.qkv(x), self.heads, self.bias(x.shape[1])))
+
     def weights(self, x: Tensor) -> Tensor:
         """The attention maps (B, windows, heads, N, N) for an input of the block."""
         x = self.cut.split(x)
