@@ -37,7 +37,6 @@ from tailorvit.train.loop import Trained, shortened
 
 FORBID = {"extra": "forbid"}
 DEFAULT = "default"  # the preset that changes nothing
-TUNED = 0.1  # share of the learning rate for a backbone with weights of its own (benchmarks/downstream)
 TINY: Mapping[str, Any] = {"train": {"epochs": 2, "batch": 4, "warmup": 0.5}, "epoch_steps": 4, "device": "cpu"}
 LATENCY_SECONDS = 1.0  # after which few timed passes are enough
 _PICTURES, _PICTURE_FILES = "pictures.json", "pictures"
@@ -66,8 +65,7 @@ class TaskConfig:
     seed: int = 0
     device: str = "auto"
     threads: int = 0  # CPU threads; 0 chooses, and the choice stays with the run
-    # Share of the learning rate that the backbone gets; None: all of it with fresh weights, TUNED with its own
-    backbone_lr: float | None = None
+    backbone_lr: float = 1.0  # share of the learning rate that the backbone gets
     beside: bool = True  # also train what the task has beside: networks to compare with
     candidates: int = 0  # best networks of the run's search that are tried on the task; 0: the delivered one alone
     candidate_share: float = 0.2  # of the epochs that each of them is tuned for
@@ -84,7 +82,7 @@ class TaskConfig:
         for name in ("candidates", "epoch_steps"):
             if getattr(self, name) < 0:
                 raise TailorError(f"{name} must be at least 0, not {getattr(self, name)}.")
-        if self.backbone_lr is not None and not 0 < self.backbone_lr <= 1:
+        if not 0 < self.backbone_lr <= 1:
             raise TailorError(f"backbone_lr must be above 0 and at most 1, not {self.backbone_lr}.")
         if not 0 < self.candidate_share <= 1:
             raise TailorError(f"candidate_share must be above 0 and at most 1, not {self.candidate_share}.")
@@ -206,9 +204,7 @@ def prepare_task(
     cuda = torch.device(device).type == "cuda"
     precision = config.train.precision if config.train.precision != "auto" else "bf16" if cuda else "fp32"
     batch = min(config.train.batch or 16, data.counts["train"])
-    share = config.backbone_lr or (1.0 if starts[0].state is None else TUNED)
-    train = replace(config.train, precision=precision, batch=batch)
-    config = replace(config, device=device, train=train, backbone_lr=share)
+    config = replace(config, device=device, train=replace(config.train, precision=precision, batch=batch))
     starts, costs = _within_limits(TaskPlan(task, config, settings, data, tuple(starts), ()))
     threads = config.threads or (1 if costs[0]["macs"] * batch < SMALL_STEP else torch.get_num_threads())
     return TaskPlan(task, replace(config, threads=threads), settings, data, starts, costs)
@@ -220,9 +216,8 @@ def build(plan: TaskPlan, start: Start, drop_path: float = 0.0, settings: Any = 
     backbone = start.backbone((high, wide), plan.data.channels, plan.config.seed, drop_path)
     seed_everything(plan.config.seed, "init", "head")
     network = plan.task.build(backbone, plan.data, plan.settings if settings is None else settings)
-    share = plan.config.backbone_lr
-    if share is not None and share < 1:
-        network.rate_shares = {"backbone.network.": share}  # the pyramid and the norms behind it are always fresh
+    if plan.config.backbone_lr < 1:
+        network.rate_shares = {"backbone.": plan.config.backbone_lr}
     return network
 
 
