@@ -5,6 +5,7 @@ python benchmarks/claims.py    # fill the table of benchmarks/README.md; tests c
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 sys.path.extend(str(place) for place in Path(__file__).resolve().parent.iterdir() if place.is_dir())
 import cifar10
 import digits
+import downstream
 import gpu_tables
 import ladder
 import ranking
@@ -330,16 +332,72 @@ def on_photos() -> list[Claim]:
     ]
 
 
+def cut_networks() -> list[Claim]:
+    """Networks cut from a pretrained one."""
+    refit, runs = "pretrained/results/refit-2026-11-20.jsonl", "pretrained/results/cpu-2026-11-20.jsonl"
+    kept = [row for row in lines(refit) if row["limit"] == "3M"]
+    own = [row for row in lines(runs) if row["data"] == "Flowers-102"]
+    test = {(row["network"], row["refit"]): row["test"] for row in own}
+    sizes = ", ".join(f"{test[f'at most {size}', True]:.1f}" for size in ("11M", "6M", "3M"))
+    return [
+        (
+            "A ViT-S/14 cut to 3M parameters and refitted has half of the whole one's accuracy before any training",
+            "; ".join(
+                f"{row['data']} {row['refitted']:.1f} % (only cut {row['cut']:.1f}, the whole {row['whole']:.1f})"
+                for row in kept
+            ),
+            "pretrained/refit.py RUN",
+            refit,
+        ),
+        (
+            "Cut to 11M, 6M and 3M, refitted and taught for five epochs on two CPU cores (Flowers-102, one seed); "
+            "uniform slimming to 3M, taught alike",
+            f"{sizes} % of the test images, the whole {test['the whole, fine-tuned', None]:.1f}; slimming "
+            f"{test['uniform slimming, taught alike', None]:.1f}",
+            "tailorvit run --data FOLDER --from timm:vit_small_patch14_dinov2 --max-params 6M --front 3M,11M",
+            runs,
+        ),
+    ]
+
+
+def at_work() -> list[Claim]:
+    """A found network as a backbone."""
+    data = "downstream/results/detect-2026-11-20.jsonl"
+    rows = downstream.rows_of(sorted((HERE / "downstream" / "results").glob("*.jsonl")))
+    metric = {"detect": "map", "segment": "miou", "answer": "accuracy"}
+
+    def figure(task: str, network: str) -> str:
+        same = [r for r in rows if r["task"] == task and r["network"] == network and r["seed"] < 10]
+        return spread((row["test"][metric[task]] for row in same), 1)
+
+    networks = ("found by S4", "timm:mobilenetv3_small_075")
+    told = (f"{metric[task]} {' against '.join(figure(task, n) for n in networks)}" for task in metric)
+    return [
+        (
+            "A found network of 0.55M parameters as the backbone of a detector (BCCD), a segmenter (Pets) and an "
+            "answerer (easy-vqa), against mobilenetv3_small_075 of the same size, both from scratch",
+            "; ".join(told),
+            "downstream/downstream.py run",
+            data,
+        )
+    ]
+
+
+def lines(path: str) -> list[dict[str, Any]]:
+    """Stored rows."""
+    return [json.loads(line) for line in (HERE / path).read_text(encoding="utf-8").splitlines()]
+
+
 def tables() -> dict[str, str]:
     """The page's table by name."""
-    lines = []
-    for part in (on_photos, whole_runs, on_cifar10, judges, on_a_gpu, on_a_cpu, to_take_away):
+    found = []
+    for part in (on_photos, cut_networks, at_work, whole_runs, on_cifar10, judges, on_a_gpu, on_a_cpu, to_take_away):
         for what, figure, command, data in part():
             day = re.search(r"\d{4}-\d\d-\d\d", data)
             folder = data.partition("/")[0]
             place = f"[{folder}]({folder}/README.md), [data]({data})"
-            lines.append((what, figure, f"`{command}`", day[0] if day else "2026-11-16", place))
-    return {"claims": markdown(("claim", "figure", "command", "date", "where"), lines)}
+            found.append((what, figure, f"`{command}`", day[0] if day else "2026-11-16", place))
+    return {"claims": markdown(("claim", "figure", "command", "date", "where"), found)}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import estimate
 import gpu
 import gpu_steps
 import gpu_tables
+import half
 import house
 import ladder
 import paths
@@ -59,7 +60,7 @@ PAGES = {
     "pretrained": [pretrained],
     "ranking": [ranking],
     "slopes": [slopes],
-    "speed": [gpu, cpu, dss, tiles, estimate],
+    "speed": [gpu, cpu, half, dss, tiles, estimate],
     "takeaway": [takeaway],
     "win": [win],
 }

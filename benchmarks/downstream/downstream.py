@@ -195,12 +195,23 @@ def transfer_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown(["images", "px", "network", "parameters", "seeds", "test %"], cells)
 
 
+def shares_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Backbones with weights at shares of the learning rate, by the search images."""
+    cells = []
+    for row in rows:
+        share = next((s.partition("=")[2] for s in row["settings"] if s.startswith("backbone_lr=")), "1")
+        metric = METRICS[row["task"]]
+        cells.append([row["data"], row["network"], share, f"{metric} {number(row['search'][metric], 1)}"])
+    return markdown(["images", "backbone", "share", "search"], cells)
+
+
 def tables() -> dict[str, str]:
     """The tables of the page."""
-    rows = rows_of(sorted(RESULTS.glob("*.jsonl")))
+    rows = rows_of(sorted(p for p in RESULTS.glob("*.jsonl") if not p.name.startswith("shares")))
     found = {task: table_of(rows, task) for task in METRICS if any(r["task"] == task for r in rows)}
     moved = [row for row in rows if row["task"] == "transfer"]
-    return {**found, "transfer": transfer_table(moved)} if moved else found
+    shares = rows_of(sorted(RESULTS.glob("shares-*.jsonl")))
+    return {**found, "transfer": transfer_table(moved), "shares": shares_table(shares)}
 
 
 def table(options: argparse.Namespace) -> None:

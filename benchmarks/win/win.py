@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from common import fill, markdown, number, read, spread
+from common import fill, markdown, number, read
 
 HERE = Path(__file__).resolve().parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
@@ -297,42 +297,6 @@ def photos() -> str:
     )
 
 
-PARTS = {  # what the set ``parts`` of sweep.py changes, and what stands in its place where a row does not say
-    "precision": "bf16",
-    "init": "scaled",
-    "lr": 2e-3,
-    "augment": "mild",
-    "shape": "hand-designed",
-    "family": "hybrid",
-}
-
-
-def parts() -> str:
-    """The network that the contest chooses on photos, with one thing changed; means over seeds."""
-    found = [row for row in rows("parts-2026-11-20.jsonl") if "search" in row]
-    most = max(row["epochs"] for row in found)
-    same: dict[str, list[Row]] = {}
-    for row in found:
-        own = {k: row[k] for k, usual in PARTS.items() if row.get(k, usual) != usual}
-        own |= {"epochs": row["epochs"]} if row["epochs"] != most else {}
-        text = ", ".join(f"{k} {v}" for k, v in own.items())
-        same.setdefault(text or "as the contest has it", []).append(row)
-    whole = statistics.fmean(row["test"] for row in same["as the contest has it"])
-    ranked = sorted(same.items(), key=lambda pair: -statistics.fmean(row["test"] for row in pair[1]))
-    lines = [
-        [
-            text,
-            number(group[0]["params"]),
-            len(group),
-            number(statistics.fmean(row["seconds"] for row in group)),
-            spread((row["test"] for row in group), 1),
-            f"{statistics.fmean(row['test'] for row in group) - whole:+.1f}",
-        ]
-        for text, group in ranked
-    ]
-    return markdown(("changed", "parameters", "seeds", "seconds", "test %", "points"), lines)
-
-
 def cpu() -> str:
     """Forms of the contest on a CPU."""
     head = ("form of the contest", "winner", "final epochs", "minutes", "test %")
@@ -383,7 +347,6 @@ def tables() -> dict[str, str]:
         worth,
         short,
         photos,
-        parts,
         cpu,
         latency,
     )
