@@ -43,6 +43,19 @@ def done_before(path: Path) -> set[tuple[str, ...]]:
     return {tuple(map(str, (row[k] for k in SAME))) for row in (rows_of([path]) if path.exists() else [])}
 
 
+def facts_of(options: argparse.Namespace, task: str, network: str, began: str, seed: int) -> dict[str, Any]:
+    """What a row says of its run before there is a result."""
+    return {
+        "task": task,
+        "data": options.name or Path(options.data).name,
+        "network": network,
+        "began": began,
+        "seed": seed,
+        "image_size": options.image_size,
+        "settings": list(options.set),
+    }
+
+
 def store(row: Mapping[str, Any], path: Path) -> None:
     """Add a row."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,15 +72,7 @@ def transfer(options: argparse.Namespace) -> None:
     for seed in options.seeds:
         for network in options.network:
             label, _, source = network.rpartition("=")
-            facts = {
-                "task": "transfer",
-                "data": options.name or Path(options.data).name,
-                "network": label or source,
-                "began": "with its weights",
-                "seed": seed,
-                "image_size": options.image_size,
-                "settings": list(options.set),
-            }
+            facts = facts_of(options, "transfer", label or source, "with its weights", seed)
             if tuple(map(str, (facts[k] for k in SAME))) in done:
                 continue
             began = time.monotonic()
@@ -104,15 +109,9 @@ def run(options: argparse.Namespace) -> None:
         for network in options.network:
             label, _, source = network.rpartition("=")
             scratch = options.scratch and not source.startswith("timm:")
-            facts = {
-                "task": options.task,
-                "data": options.name or Path(options.data).name,
-                "network": label or source,
-                "began": "from scratch" if scratch or source.startswith("timm:") else "with its weights",
-                "seed": seed,
-                "image_size": options.image_size,
-                "settings": list(options.set),
-            }
+            fresh = scratch or source.startswith("timm:")
+            began_with = "from scratch" if fresh else "with its weights"
+            facts = facts_of(options, options.task, label or source, began_with, seed)
             if tuple(map(str, (facts[k] for k in SAME))) in done:
                 continue
             began = time.monotonic()
