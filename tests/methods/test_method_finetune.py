@@ -277,6 +277,6 @@ def test_the_regression_of_a_probe_is_that_of_the_library(classes):
     assert np.allclose((shares / shares.sum(1, keepdims=True))[:, :classes], library, atol=1e-6)
 
 
-def test_beside_is_for_a_fine_tuning():
-    with pytest.raises(TailorError, match=r"start\.beside goes with method 'finetune', not with 's4'"):
+def test_beside_is_for_methods_that_begin_with_a_network():
+    with pytest.raises(TailorError, match=r"start\.beside goes with methods tailor and finetune, not with 's4'"):
         prepare(configure({"start": {"beside": True}}))
