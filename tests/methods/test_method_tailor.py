@@ -259,7 +259,8 @@ def test_result_and_networks(finished):
         assert {e["stage"] for e in run.epochs()} == {"whole", "baseline", "final", "final-12k"}
     found = next(c for c in facts["candidates"] if c["name"] == "found")
     assert found["arch"]["depth"] == 4 and row["arch"]["depth"] == 4, "all blocks are kept"
-    assert "whole network" in (finished.folder / "report.html").read_text(encoding="utf-8")
+    page = (finished.folder / "report.html").read_text(encoding="utf-8")
+    assert "whole network" in page and "refitted to follow the whole" in page and "refitting what was cut" in page
 
 
 def test_grey_images_are_normalised_as_the_colour_network_was(finished):

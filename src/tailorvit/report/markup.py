@@ -36,6 +36,7 @@ _KINDS = {
     "shape": "short training of shape",
     "whole": "fine-tuning the whole network",
     "ordered": "ordering its parts",
+    "refit": "refitting what was cut",
 }
 
 

@@ -739,7 +739,7 @@ class Facts:
 
         Of a network that was cut, its fine-tuning and the order of its parts come before the search.
         """
-        after = ("final", "baseline", "peer", "analysis", "whole", "ordered")
+        after = ("final", "baseline", "peer", "analysis", "whole", "ordered", "refit")
         found = [s for stage, s in self.spent.items() if stage.partition("-")[0] not in after]
         return sum(found) if found else None
 

@@ -43,6 +43,7 @@ TIMES = {  # kind of stage: colour and name
     "peer": ("c7", "training peers"),
     "whole": ("c6", "fine-tuning the whole network"),
     "ordered": ("c1", "ordering its parts"),
+    "refit": ("c4", "refitting what was cut"),
     "shape": ("c2", "trying shapes"),
     "other": ("c5", "other work"),
 }
@@ -375,6 +376,8 @@ def _method(facts: Facts) -> str:
             tried = sum(t.stage.startswith("shape-") for t in facts.trials)
             shapes = f" {counted(tried, 'shape')} were trained for a short while." if tried else ""
             cut = "The whole network was fine-tuned, its parts ordered, and then cut to the limits, all blocks alike."
+            if "refit" in facts.spent:
+                cut = cut.replace(", all blocks alike", ", all blocks alike, and refitted to follow the whole one")
             return f"{cut}{shapes}{last.replace('best', 'cut')}{time}{'.' if time else ''}"
     time += f", the search {duration(search)} of it." if time and search else "." if time else ""
     together = ", ".join(done[:-1]) + f" and {done[-1]}" if len(done) > 1 else done[0]

@@ -97,7 +97,8 @@ def _opening(facts: Facts) -> str:
     test = every.test_accuracy if every is not None else None
     words += f"{', ' if params else ' ('}{percent(test)} of the test images" if test is not None else ""
     words += ")" if params or test is not None else ""
-    words += ". Its parts were put in the order of their importance and cut; the whole network taught what was left."
+    refitted = ", cut, and refitted to follow the whole network" if "refit" in facts.spent else " and cut"
+    words += f". Its parts were put in the order of their importance{refitted}; the whole network taught what was left."
     share = share_of_whole(facts, facts.result.params)
     return f"{words} The network delivered has {share} of its parameters." if share else words
 
