@@ -298,7 +298,8 @@ def to_take_away() -> list[Claim]:
 def on_photos() -> list[Claim]:
     """Whole runs on photos, and what augmentation needs."""
     data, ladder_data = "win/results/photos-2026-11-18.json", "win/results/ladder-2026-11-18.jsonl"
-    _, ours, *peers = read(HERE / data)["rows"]
+    _, ours, *others = read(HERE / data)["rows"]
+    peers = [row for row in others if row["form"].startswith("timm's")]
     theirs = " and ".join(f"{peer['test']:.1f}" for peer in peers)
     best: dict[int, str] = {}
     for epochs in (15, 45, 135):
