@@ -4,9 +4,9 @@ The whole network is tuned to the images and becomes the teacher. Its heads and 
 their importance, its stream is turned to its principal components (its channels are ordered where it cannot be turned)
 and its blocks are ranked, so that every prefix keeps what matters. The network so ordered is the largest member of a
 supernet. A member at the limit whose blocks are all alike is cut out, refitted block after block to follow the whole
-one, trained to the end, and learns from the teacher. It has all blocks where the limits
-are on size; where they are on latency or memory, which deep networks use up sooner, short trainings choose among deep
-and shallow ones. Instead of that the supernet can be trained as a whole and searched (``tailor.search = "supernet"``).
+one, and trained to the end with the whole one as its teacher. It has all blocks where the limits are on size; where
+they are on latency or memory, which deep networks use up sooner, short trainings choose among deep and shallow ones.
+Instead of that the supernet can be trained as a whole and searched (``tailor.search = "supernet"``).
 What is special to ViTs or to Swins stands in their families' ``Tailoring``.
 """
 

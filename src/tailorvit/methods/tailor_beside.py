@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from tailorvit.methods.session import Session
 
 SLIMMED = "uniform-slimming"
-SCRATCH_LR = 1e-3  # that of weights which know something already is far too low for fresh ones
+SCRATCH_LR = (
+    1e-3  # fresh weights need a higher rate than tuned ones; as in benchmarks/pretrained, not chosen by a study
+)
 
 
 def slimmed_shape(session: Session, whole: PlainNetwork) -> tuple[Space, Meter, Arch | None]:
